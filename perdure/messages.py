@@ -1,0 +1,300 @@
+"""The frozen dataclasses that workflows, activities and clients exchange.
+
+Fields are only ever added, with a default: histories remember the old shape. Everything that
+travels is JSON; `Any` stands for a JSON value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Json = Any
+"""Any JSON value: None, bool, int, float, str, list, or dict with string keys."""
+
+SUMMARY_LIMIT_BYTES = 2048
+"""What a task hands its suite at most: a child's result is copied into its parent's history."""
+
+FailureKind = Literal["task", "timeout", "environment", "infrastructure", "bad_input"]
+
+
+# --- What a step hands back -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepFailure:
+    """Why an attempt did not succeed."""
+
+    message: str
+    """For people; secrets masked; at most 8 KiB."""
+    type: str = "StepFailed"
+    """What `non_retryable_errors` names."""
+    kind: FailureKind = "task"
+    retryable: bool = True
+    """False: no further attempt, whatever `retry` says."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a step left in `PERDURE_ARTIFACTS`."""
+
+    path: str
+    """Below the attempt's artifacts directory, `/` between the parts."""
+    size_bytes: int
+    kept: bool = True
+    """False: listed only (over the size cap, or a link)."""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """How one attempt of a step ended, with everything that it wrote.
+
+    Failed and cancelled attempts have a diff too: compensations and the record need it.
+    """
+
+    status: Literal["succeeded", "failed", "cancelled"]
+    diff: list[dict[str, Any]] = field(default_factory=list)
+    """Operations of `perdure.core.context`: exactly what this step wrote."""
+    result: Json = None
+    """The step's result, as it stands at `results.<step id>` (already part of the diff)."""
+    failure: StepFailure | None = None
+    host: str = ""
+    """The host that ran it; a task stays on the host of its first step."""
+    duration_seconds: float = 0.0
+    usage: dict[str, float] = field(default_factory=dict)
+    artifacts: list[Artifact] = field(default_factory=list)
+    creates: list[str] = field(default_factory=list)
+    """Paths declared under `creates` that exist after the step."""
+    adopted: bool = False
+    """True: found on disk, written by an earlier attempt whose report was lost."""
+
+
+# --- Running one task -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """How a task is run, beside its document."""
+
+    start_step: int = 0
+    """Steps before it count as done (T15)."""
+    end_step: int | None = None
+    """Steps from it on are not run; None: to the end."""
+    agent_model: str | None = None
+    agent_artifact_id: str | None = None
+    multi_host: bool = False
+    """True: the task's queue is shared by several hosts, so after the first step the task goes
+    to the queue of the host that took it. False: one host, one queue (eager start serves)."""
+    results_dir: str | None = None
+    """None: the worker's default, `<state>/results`."""
+    search_attributes: bool = True
+    """False: the server does not know ours, so none are sent."""
+    history_limit_events: int | None = None
+    """Continue as new at this many events; None: when the server suggests it."""
+
+
+@dataclass(frozen=True)
+class TaskInput:
+    """Start of a TaskWorkflow."""
+
+    task: dict[str, Any]
+    """The validated document, seeds already filled in (`perdure.core.task.Task.to_dict`)."""
+    suite: str
+    trial: int = 1
+    index: int = 0
+    """The task's position in its suite's list."""
+    digest: str = ""
+    """Of document, embedded files, seeds and relevant options; equal digests, equal work."""
+    seed: dict[str, Json] = field(default_factory=dict)
+    """The seeds that were filled in; they stand at `metadata.seed` of the context."""
+    metadata: dict[str, Json] = field(default_factory=dict)
+    """More for the context's metadata."""
+    options: TaskOptions = field(default_factory=TaskOptions)
+    suite_workflow_id: str | None = None
+    """Who hears of the end by the signal `trial_ended`; None: a task started by itself."""
+    state: dict[str, Any] | None = None
+    """Carried over a continue-as-new (`perdure.core.run.TaskRun.state`)."""
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """Names one run of one task, wherever it goes on."""
+
+    workflow_id: str
+    run_id: str
+    """The first run id of the chain; stable across continue-as-new."""
+    suite: str
+    task_id: str
+    trial: int
+
+
+@dataclass(frozen=True)
+class StepTask:
+    """Input of the activity `run_step`: one attempt of one step."""
+
+    run: RunRef
+    step: dict[str, Any]
+    """The step's document (`perdure.core.task.Step.to_dict`)."""
+    index: int
+    total: int
+    attempt: int
+    """1, 2, ... over all starts of this step, rollbacks included."""
+    epoch: int
+    """Goes up by one with each rollback; a query for diffs of another epoch is refused."""
+    version: int
+    """Number of diffs applied to the context this step is to see."""
+    context: dict[str, Any] | None = None
+    """None: larger than 32 KiB; the worker asks the workflow by the query `context_diffs`."""
+    lost_attempts: list[int] = field(default_factory=list)
+    """Earlier attempts whose worker was lost; the newest outcome they left is adopted."""
+    redact: list[str] = field(default_factory=list)
+    """The document's own redacted keys, beside the built-in ones."""
+    environments: list[str] = field(default_factory=list)
+    results_dir: str | None = None
+    suite_workflow_id: str | None = None
+
+
+@dataclass(frozen=True)
+class ContextRequest:
+    """Argument of the query `context_diffs`: what a worker's cached context lacks."""
+
+    epoch: int
+    have: int
+    """Diffs that the worker has applied; -1: it has nothing, not even the seed."""
+    want: int
+
+
+@dataclass(frozen=True)
+class ContextDiffs:
+    """Answer to `context_diffs`."""
+
+    stale: bool = False
+    """True: the workflow is in another epoch; the attempt that asks is a straggler."""
+    seed: dict[str, Any] | None = None
+    """The base to which diffs are applied; given when `have` was -1."""
+    diffs: list[list[dict[str, Any]]] = field(default_factory=list)
+    """Diffs number `have` + 1 (or 1) to `want`, in order."""
+
+
+@dataclass(frozen=True)
+class TrialSummary:
+    """What a task hands its suite; at most 2 KiB as JSON, long texts clipped."""
+
+    task_id: str
+    trial: int
+    run_id: str
+    status: Literal["succeeded", "failed", "cancelled"]
+    failure_kind: FailureKind | None = None
+    failure_step: str | None = None
+    failure_reason: str | None = None
+    steps_total: int = 0
+    steps_done: int = 0
+    attempts: int = 0
+    started_at: float = 0.0
+    """Seconds since 1970."""
+    duration_seconds: float = 0.0
+    usage: dict[str, float] = field(default_factory=dict)
+    note: str | None = None
+    """What went wrong beside the task, for example a record that could not be written."""
+
+
+@dataclass(frozen=True)
+class FinishTask:
+    """Input of the activity `finish_task`: write the record, tell the suite. Idempotent."""
+
+    run: RunRef
+    record: dict[str, Any]
+    events: list[dict[str, Any]]
+    summary: TrialSummary
+    results_dir: str | None = None
+    suite_workflow_id: str | None = None
+
+
+# --- Running a suite --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """One task of a suite."""
+
+    task: dict[str, Any]
+    digest: str
+    seed: dict[str, Json] = field(default_factory=dict)
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class SuiteInput:
+    """Start of a SuiteWorkflow."""
+
+    suite: str
+    tasks: list[SuiteTask]
+    max_parallel: int = 5
+    options: TaskOptions = field(default_factory=TaskOptions)
+    digest: str = ""
+    """Of all tasks' digests, in order: equal means the documents did not change."""
+    finished: list[TrialSummary] = field(default_factory=list)
+    """Trials taken over from an earlier run of the suite; they do not run again."""
+    state: dict[str, Any] | None = None
+    """Carried over a continue-as-new (`perdure.core.suite.Suite.state`)."""
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """Result of a SuiteWorkflow; every trial stands in the results' files and the query."""
+
+    suite: str
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True)
+class ProgressRequest:
+    """Argument of the suite's query `progress`."""
+
+    offset: int = 0
+    """Trials that have ended and are already known to the asker."""
+
+
+@dataclass(frozen=True)
+class SuiteProgress:
+    """Answer to `progress`."""
+
+    suite: str
+    digest: str
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    running: list[str]
+    """Workflow ids, in order of start."""
+    pending: int
+    ended: list[TrialSummary]
+    """Trials that ended since `offset`, in order of their end."""
+    next_offset: int
+    max_parallel: int = 0
+
+
+@dataclass(frozen=True)
+class WriteSuite:
+    """Input of the activity `write_suite`: the suite's own file of results. Idempotent."""
+
+    suite: str
+    run_id: str
+    digest: str
+    status: Literal["running", "succeeded", "failed", "cancelled"]
+    tasks: list[dict[str, Any]]
+    """Per task: id, index, digest, repeats."""
+    started_at: float
+    results_dir: str | None = None
+    trials: list[TrialSummary] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ProbeTrials:
+    """Input of the activity `probe_trials`: which of these workflows are closed?"""
+
+    workflow_ids: list[str]
+    suite_workflow_id: str
