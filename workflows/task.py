@@ -1,0 +1,272 @@
+"""TaskWorkflow: one run of one task; it carries what `perdure.core.run` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.attempt_ends import take_error
+    from perdure.core.run import BadRange, Dispatch, TaskRun, events_since
+    from perdure.core.summary import summarise
+    from perdure.core.task import Task
+    from perdure.messages import (
+        ContextDiffs,
+        ContextRequest,
+        FinishTask,
+        RunRef,
+        StepOutcome,
+        StepTask,
+        TaskInput,
+        TrialSummary,
+    )
+    from perdure.names import (
+        BAD_INPUT,
+        FINISH_TASK,
+        RUN_STEP,
+        TASK_FAILED,
+        TASK_WORKFLOW,
+        steps_queue,
+    )
+    from workflows.options import CONTEXT_INLINE_BYTES, WRITE, WRITE_ON_HOST, step_options
+    from workflows.shield import uncancelled
+
+EVENTS_PAGE = 200
+
+
+@workflow.defn(name=TASK_WORKFLOW)
+class TaskWorkflow:
+    """Drives the graph of one task, a step an activity, to its end."""
+
+    @workflow.init
+    def __init__(self, start: TaskInput) -> None:
+        info = workflow.info()
+        options = start.options
+        task = Task.from_dict(start.task)
+        self._start = start
+        self._ref = RunRef(
+            workflow_id=info.workflow_id,
+            run_id=info.first_execution_run_id,
+            suite=start.suite,
+            task_id=task.id,
+            trial=start.trial,
+        )
+        self._host = ""
+        self._attempts: dict[str, workflow.ActivityHandle[StepOutcome]] = {}
+        self._stirred = False
+        self._alarm: asyncio.Task[None] | None = None
+        self._refused: str | None = None
+        try:
+            self._run = TaskRun(
+                task,
+                self._ref,
+                now=workflow.time(),
+                seed=start.seed,
+                metadata=start.metadata,
+                agent_model=options.agent_model,
+                agent_artifact_id=options.agent_artifact_id,
+                start_step=options.start_step,
+                end_step=options.end_step,
+            )
+        except BadRange as error:
+            self._refused = str(error)
+            return
+        if start.state:
+            self._run.restore(start.state["run"])
+            self._host = start.state["host"]
+
+    @workflow.run
+    async def run(self, start: TaskInput) -> TrialSummary:
+        """Run the task to its end.
+
+        Raises ApplicationError:
+            TaskFailed: with the TrialSummary as its detail.
+            BadInput: `start_step` or `end_step` outside the task.
+        """
+        if self._refused:
+            raise ApplicationError(self._refused, type=BAD_INPUT, non_retryable=True)
+        deadline = self._limit_time()
+        try:
+            await self._drive()
+        except asyncio.CancelledError:
+            self._run.cancel(workflow.cancellation_reason() or "cancelled", workflow.time())
+            self._cancel_attempts()
+            await workflow.wait_condition(lambda: self._run.over)
+        for timer in (deadline, self._alarm):
+            if timer:
+                timer.cancel()
+        return await self._end()
+
+    @workflow.query
+    def record(self) -> dict[str, Any]:
+        """The whole record, as `perdure show --json` prints it."""
+        return self._run.record()
+
+    @workflow.query
+    def progress(self) -> dict[str, Any]:
+        """Status, steps done and the steps under way."""
+        return self._run.progress()
+
+    @workflow.query
+    def events(self, offset: int) -> list[dict[str, Any]]:
+        """A page of events after the first `offset` ones."""
+        return events_since(self._run.events, offset, EVENTS_PAGE)
+
+    @workflow.query
+    def context_diffs(self, request: ContextRequest) -> ContextDiffs:
+        """What a worker's copy of the context lacks."""
+        return self._run.diffs(request)
+
+    # --- Driving ----------------------------------------------------------------------------
+
+    async def _drive(self) -> None:
+        handing_over = False
+        while not self._run.over:
+            handing_over = handing_over or self._history_is_long()
+            if handing_over and not self._run.running:
+                workflow.continue_as_new(self._carried_over())
+            if not handing_over:
+                for dispatch in self._run.take_ready(workflow.time()):
+                    self._begin(dispatch)
+                self._set_alarm()
+            self._stirred = False
+            await workflow.wait_condition(lambda: self._stirred or self._run.over)
+
+    def _begin(self, dispatch: Dispatch) -> None:
+        run, step = self._run, dispatch.step
+        inline = run.context_bytes <= CONTEXT_INLINE_BYTES
+        handle = workflow.start_activity(
+            RUN_STEP,
+            StepTask(
+                run=self._ref,
+                step=step.to_dict(),
+                index=dispatch.index,
+                total=len(run.task.steps),
+                attempt=dispatch.attempt,
+                epoch=dispatch.epoch,
+                version=dispatch.version,
+                context=run.context if inline else None,
+                lost_attempts=list(dispatch.lost_attempts),
+                redact=list(run.task.redact),
+                environments=list(run.task.environments),
+                folder=self._start.folder,
+                results_dir=self._start.options.results_dir,
+                suite_workflow_id=self._start.suite_workflow_id,
+            ),
+            result_type=StepOutcome,
+            **step_options(dispatch, self._queue()),
+        )
+        self._attempts[step.id] = handle
+        # Kept alive by the handle it awaits.
+        asyncio.create_task(self._await_outcome(dispatch, handle))  # noqa: RUF006
+
+    async def _await_outcome(
+        self, dispatch: Dispatch, handle: workflow.ActivityHandle[StepOutcome]
+    ) -> None:
+        try:
+            outcome = await handle
+        except ActivityError as error:
+            host = take_error(self._run, dispatch, error.cause, workflow.time())
+            self._host = host or self._host
+        else:
+            self._host = outcome.host or self._host
+            self._run.finish(dispatch, outcome, workflow.time())
+        if self._attempts.get(dispatch.step.id) is handle:
+            del self._attempts[dispatch.step.id]
+        self._stirred = True
+
+    def _cancel_attempts(self) -> None:
+        for handle in self._attempts.values():
+            handle.cancel()
+
+    def _queue(self) -> str | None:
+        """None: the workflow's own queue, where the SDK starts activities eagerly."""
+        if not self._start.options.multi_host or not self._host:
+            return None
+        return steps_queue(workflow.info().task_queue, self._host)
+
+    # --- Time -------------------------------------------------------------------------------
+
+    def _limit_time(self) -> asyncio.Task[None] | None:
+        limit = self._run.task.timeout_seconds
+        if limit is None:
+            return None
+
+        async def expire() -> None:
+            await workflow.sleep(
+                timedelta(seconds=max(0.0, self._run.started_at + limit - workflow.time())),
+                summary="time limit of the task",
+            )
+            if not self._run.over:
+                self._run.time_out(limit, workflow.time())
+                self._cancel_attempts()
+                self._stirred = True
+
+        return asyncio.create_task(expire())
+
+    def _set_alarm(self) -> None:
+        """Wake up when the next delayed attempt is due; one timer at a time."""
+        at = self._run.wake_at()
+        if self._alarm:
+            self._alarm.cancel()
+            self._alarm = None
+        if at is None:
+            return
+
+        async def ring() -> None:
+            delay = timedelta(seconds=max(0.001, at - workflow.time()))
+            await workflow.sleep(delay, summary="delay before the next attempt")
+            self._alarm = None
+            self._stirred = True
+
+        self._alarm = asyncio.create_task(ring())
+
+    def _history_is_long(self) -> bool:
+        info, limit = workflow.info(), self._start.options.history_limit_events
+        return info.is_continue_as_new_suggested() or (
+            limit is not None and info.get_current_history_length() >= limit
+        )
+
+    def _carried_over(self) -> TaskInput:
+        return replace(self._start, state={"run": self._run.state(), "host": self._host})
+
+    # --- The end ----------------------------------------------------------------------------
+
+    async def _end(self) -> TrialSummary:
+        run = self._run
+        run.close(workflow.time())
+        summary = await uncancelled(self._write(summarise(run)))
+        if run.status == "cancelled":
+            raise asyncio.CancelledError(run.cancelled)
+        if run.failure:
+            step = f"step {run.failure.step!r}: " if run.failure.step else ""
+            raise ApplicationError(
+                f"{step}{summary.failure_reason}", summary, type=TASK_FAILED, non_retryable=True
+            )
+        return summary
+
+    async def _write(self, summary: TrialSummary) -> TrialSummary:
+        finish = FinishTask(
+            run=self._ref,
+            record=self._run.record(),
+            events=self._run.events,
+            summary=summary,
+            results_dir=self._start.options.results_dir,
+            suite_workflow_id=self._start.suite_workflow_id,
+        )
+        queue = self._queue()
+        if queue is None:
+            written: TrialSummary = await workflow.execute_local_activity(
+                FINISH_TASK, finish, result_type=TrialSummary, **WRITE
+            )
+            return written
+        on_host = WRITE_ON_HOST | {"task_queue": queue}
+        written_there: TrialSummary = await workflow.execute_activity(
+            FINISH_TASK, finish, result_type=TrialSummary, **on_host
+        )
+        return written_there
