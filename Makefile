@@ -1,0 +1,53 @@
+# `make demo` and `make test` set everything up by themselves, in .venv and nowhere else.
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := .demo/humaneval
+INSTALL := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench clean
+
+help:
+	@echo "make demo    run 164 real problems through perdure; again after a kill, it goes on"
+	@echo "make test    linters, types, import arrows and all tests"
+	@echo "make bench   what a step and a task cost, against plain Temporal"
+	@echo "make clean   remove .venv, .demo and caches (runs stay in their state directory)"
+
+# The stamp is touched last: an installation that was interrupted is taken up again.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+	    found=; for python in "$(PYTHON)" python3 python3.13 python3.12 python3.11 /usr/bin/python3; do \
+	        if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	            2>/dev/null; then found=$$python; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "perdure needs Python 3.11 or newer with its venv module; install it" \
+	            "(Debian: python3-venv), or say make PYTHON=/path/to/python3" >&2; exit 2; \
+	    fi; \
+	    "$$found" -m venv --clear $(VENV) || exit 2; \
+	fi
+	@echo "installing into $(VENV) ($$($(BIN)/python --version)); later calls skip this"
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+demo: $(VENV)/.ready
+	@$(BIN)/python examples/humaneval/make_tasks.py --out $(DEMO)
+	@$(BIN)/perdure run $(DEMO) --suite humaneval
+
+test: $(VENV)/.ready
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy --strict
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.ready
+	@$(BIN)/python benchmarks/steps.py
+	@$(BIN)/python benchmarks/scale.py
+
+clean:
+	rm -rf $(VENV) .demo build dist *.egg-info
+	rm -rf .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
