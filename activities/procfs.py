@@ -1,0 +1,97 @@
+"""Processes as /proc shows them, and signals that cannot hit a stranger.
+
+Linux only, standard library only (the supervisor runs without site-packages).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+
+_HAS_CHILDREN_FILE = os.path.exists("/proc/thread-self/children")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A process at one moment: a pid alone may belong to another one a moment later."""
+
+    pid: int
+    parent: int
+    group: int
+    start_ticks: int
+    """Of the clock since boot; with the pid it names one process for ever."""
+
+
+def look_at(pid: int) -> Seen | None:
+    """What /proc says of a process; None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The name stands in parentheses and may hold any byte, parentheses too.
+    fields = stat[stat.rindex(b")") + 1 :].split()
+    return Seen(pid, int(fields[1]), int(fields[2]), int(fields[19]))
+
+
+def all_pids() -> list[int]:
+    """Every process id, in ascending order."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process, ended ones that nobody has reaped among them.
+
+    One that is born or re-parented during the call may be missing: ask until there are none.
+    """
+    if not _HAS_CHILDREN_FILE:
+        seen = (look_at(other) for other in all_pids())
+        return [process.pid for process in seen if process and process.parent == pid]
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass  # it ended meanwhile; its children have another parent now
+    return found
+
+
+def descendants_of(pid: int) -> list[Seen]:
+    """The descendants of a process, parents before their children."""
+    found: list[Seen] = []
+    parents = [pid]
+    while parents:
+        parent = parents.pop(0)
+        for child in map(look_at, children_of(parent)):
+            if child and child.parent == parent:
+                found.append(child)
+                parents.append(child.pid)
+    return found
+
+
+def send_signal(target: Seen, signum: int) -> bool:
+    """Signal exactly the process that was seen; False if it is gone or may not be signalled."""
+    try:
+        # The descriptor holds on to one process, so what is checked is what is signalled.
+        descriptor = os.pidfd_open(target.pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:  # a kernel before 5.3
+            return False
+        descriptor = None
+    try:
+        now = look_at(target.pid)
+        if now is None or now.start_ticks != target.start_ticks:
+            return False
+        if descriptor is None:
+            os.kill(target.pid, signum)
+        else:
+            signal.pidfd_send_signal(descriptor, signum)
+    except OSError:
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    return True

@@ -1,0 +1,172 @@
+"""Activities that write files of results and tell the suite, whatever becomes of the server.
+
+All are idempotent: the same run gives the same files, and a suite counts a word once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.contexts import Contexts
+from activities.host import forget
+from activities.places import RunPlace, safe_part
+from perdure.core.summary import clip_summary
+from perdure.messages import FinishTask, ProbeTrials, TrialSummary, WriteSuite
+from perdure.names import FINISH_TASK, PROBE_TRIALS, WRITE_SUITE
+from perdure.results import result_line, suite_files, trial_files, write_json
+
+_LOGS = ("stdout", "stderr")
+
+
+class Results:
+    """The activities at the end of tasks and suites."""
+
+    def __init__(self, client: Client, runs: Path, results: Path, contexts: Contexts) -> None:
+        """`runs` and `results`: the worker's own directories for both."""
+        self._client = client
+        self._runs = runs
+        self._results = results
+        self._contexts = contexts
+
+    @activity.defn(name=FINISH_TASK)
+    async def finish_task(self, end: FinishTask) -> TrialSummary:
+        """Write the record of a run that has ended, and tell its suite.
+
+        A record that cannot be written is a note in the summary, not a failure: it is kept in
+        the workflow's history, and the suite must hear of the end.
+        """
+        summary = end.summary
+        try:
+            await asyncio.to_thread(self._write_run, end)
+        except OSError as error:
+            note = f"the record could not be written: {error}; see `perdure show`"
+            summary = clip_summary(replace(summary, note=note))
+            activity.logger.error("%s: %s", end.run.workflow_id, note)
+        self._contexts.forget(end.run.run_id)
+        if end.suite_workflow_id:
+            await self._tell(end.suite_workflow_id, summary)
+        return summary
+
+    @activity.defn(name=WRITE_SUITE)
+    async def write_suite(self, suite: WriteSuite) -> None:
+        """Write the suite's own file."""
+        files = suite_files(self._base(suite.results_dir), safe_part(suite.suite))
+        totals = {
+            status: sum(1 for t in suite.trials if t.status == status)
+            for status in ("succeeded", "failed", "cancelled")
+        }
+        value = {
+            "suite": suite.suite,
+            "run_id": suite.run_id,
+            "digest": suite.digest,
+            "status": suite.status,
+            "started_at": suite.started_at,
+            "totals": {"total": sum(t["repeats"] for t in suite.tasks), **totals},
+            "tasks": suite.tasks,
+        }
+        await asyncio.to_thread(write_json, files.suite_file, value)
+
+    @activity.defn(name=PROBE_TRIALS)
+    async def probe_trials(self, probe: ProbeTrials) -> list[str]:
+        """Which of these workflows are closed, or unknown, in the order asked."""
+        closed: list[str] = []
+        for workflow_id in probe.workflow_ids:
+            if not await is_open(self._client, workflow_id):
+                closed.append(workflow_id)
+        return closed
+
+    async def _tell(self, suite_workflow_id: str, summary: TrialSummary) -> None:
+        try:
+            await self._client.get_workflow_handle(suite_workflow_id).signal("trial_ended", summary)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # a suite that closed needs no word
+                raise
+
+    def _write_run(self, end: FinishTask) -> None:
+        files, target = trial_files(self._base(end.results_dir), end.run)
+        place = RunPlace.of(self._runs, end.run)
+        record = _with_files(end.record)
+        draft = target.with_name(f".{target.name}.{end.run.run_id}")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        for step in end.record["steps"]:
+            for attempt in step["attempts"]:
+                step_dir = place.attempt(step["id"], attempt["number"])
+                _keep_attempt(step_dir, attempt, draft)
+                forget(step_dir)
+        events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
+        (draft / "events.jsonl").write_text(events, "utf-8")
+        write_json(draft / "record.json", record)
+        _swap(draft, target)
+        files.append_line(result_line(record))
+        place.secrets.unlink(missing_ok=True)
+
+    def _base(self, results_dir: str | None) -> Path:
+        return Path(results_dir) if results_dir else self._results
+
+
+async def is_open(client: Client, workflow_id: str) -> bool:
+    """Whether the newest run of a workflow id is running."""
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return description.status is WorkflowExecutionStatus.RUNNING
+
+
+def _with_files(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its list of artifacts: which step and attempt left what."""
+    artifacts = [
+        {"step": step["id"], "attempt": attempt["number"], **artifact}
+        for step in record["steps"]
+        for attempt in step["attempts"]
+        for artifact in attempt["artifacts"]
+    ]
+    return {**record, "artifacts": artifacts}
+
+
+def _keep_attempt(source: Path, attempt: dict[str, Any], draft: Path) -> None:
+    """Take an attempt's logs and artifacts over; a later attempt's artifact of a name wins."""
+    logs = [f for name in _LOGS for f in sorted(source.glob(f"{name}*.log"))]
+    if logs:
+        kept = draft / "steps" / source.name
+        kept.mkdir(parents=True, exist_ok=True)
+        for log in logs:
+            _link(log, kept / log.name)
+    for artifact in attempt["artifacts"]:
+        if artifact["kept"]:
+            _link(source / "artifacts" / artifact["path"], draft / "artifacts" / artifact["path"])
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name, or a copy where that cannot be."""
+    if source.is_symlink() or not source.is_file():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+def _swap(draft: Path, target: Path) -> None:
+    """Put `draft` in the place of `target`, which may hold an earlier run's files."""
+    old = target.with_name(f"{draft.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    draft.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,358 @@
+"""The worker's end of its supervisor: start a process, await its end, leave nothing behind.
+
+Every process of a step or a job is started by one supervisor (`activities/supervisor.py`), which
+gives each a keeper of its own (`activities/keeper.py`). The worker talks to a keeper through a
+socket of its own, so a process's environment and secrets never pass through an argv or a file,
+and the end of the worker, however it comes, is seen by every keeper at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from activities import marker
+from activities.keeper import FRAME_HEADER, INTERRUPT, TERMINATE, TOUCH
+from activities.supervisor_link import SupervisorLink
+from perdure.errors import PerdureError
+
+T = TypeVar("T")
+
+FAULT = "PERDURE_FAULT"
+"""For crash tests: `hold-report:<seconds>` in the worker's environment delays the report of every
+process's end by that long, after its exit file is on disk."""
+
+_log = logging.getLogger(__name__)
+
+
+class SpawnFailed(PerdureError):
+    """A process could not be started; the text names the program and the reason."""
+
+
+class SupervisorLost(PerdureError):
+    """The supervisor or a keeper died under a process; what they ran is dead by now."""
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to run."""
+
+    key: str
+    """Unique per attempt, such as `<run id>/<step>.<attempt>`; becomes `PERDURE_MARKER`."""
+    argv: list[str]
+    """The program is looked up on the `PATH` of `env`; a relative path starts at `cwd`."""
+    cwd: Path
+    env: Mapping[str, str]
+    """The whole environment; nothing of the worker's own is added, except the marker."""
+    stdin: bytes | None
+    """Fed, then closed; None: end of file at once."""
+    stdout: Path
+    stderr: Path
+    exit_file: Path
+    """Written atomically when the process has ended, before that is reported."""
+    timeout_seconds: float | None = None
+    idle_timeout_seconds: float | None = None
+    """Without output and without `touch`."""
+    kill_grace_seconds: float = 5.0
+    """Between SIGTERM and SIGKILL."""
+    output_limit_chars: int = 1_000_000
+    """Of each stream; what comes after is read and dropped."""
+    secrets: tuple[str, ...] = ()
+    """Values that become `***` in both files."""
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """How a process ended."""
+
+    exit_code: int
+    """Negative: ended by that signal."""
+    ended_by: str
+    """`exit`, `timeout`, `idle_timeout`, or `cancelled`."""
+    started_at: float
+    """Seconds since 1970."""
+    duration_seconds: float
+    stdout_chars: int
+    """Produced, after masking and before the cap."""
+    stderr_chars: int
+    cpu_seconds: float
+    """User and system time of the process and of all its descendants that were reaped."""
+    peak_memory_bytes: int
+    """Of the largest single process among them; at least the few MB of a fork of the keeper."""
+    output_error: str | None = None
+    """Why output is missing from the files, for example a full disk."""
+
+
+def read_exit(path: Path) -> ProcessExit | None:
+    """Read an exit file; None if there is none, or if it is not a whole one."""
+    try:
+        return _exit_from(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _exit_from(content: Mapping[str, Any]) -> ProcessExit:
+    known = {field.name for field in dataclasses.fields(ProcessExit)}
+    return ProcessExit(**{name: value for name, value in content.items() if name in known})
+
+
+class Supervisor:
+    """The one parent of every process that this worker starts.
+
+    Belongs to the event loop that started it; only `touch` may be called from other threads.
+    """
+
+    def __init__(self, link: SupervisorLink) -> None:
+        """Not for use; see `start`."""
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._running: dict[str, _Process] = {}
+        self._numbers = itertools.count(1)
+        self._restarting = asyncio.Lock()
+        self._closed = False
+
+    @classmethod
+    async def start(cls) -> Supervisor:
+        """Start the supervisor process.
+
+        On other systems than Linux a process that leaves its process group is found by its
+        marker only, when the group has ended; the log says so.
+        """
+        if sys.platform != "linux":
+            _log.warning(
+                "on %s, processes of steps are ended by process group and by the marker in their "
+                "environment only; use Linux where none may be left behind",
+                sys.platform,
+            )
+        return cls(_new_link())
+
+    @property
+    def pid(self) -> int:
+        """Process id of the supervisor; another one after it was killed and replaced."""
+        return self._link.pid
+
+    async def run(self, spec: ProcessSpec) -> ProcessExit:
+        """Run one process to its end; every descendant it has left is dead by then.
+
+        Cancelling the awaiting task ends the process tree (SIGTERM, after `kill_grace_seconds`
+        SIGKILL), waits until it is gone, then raises CancelledError.
+
+        Raises:
+            SpawnFailed: it cannot be started: no such program or directory, no permission, an
+                argument list that is too long, a NUL in it, or a key that is running already.
+            SupervisorLost: the supervisor or the keeper died, and what it ran is dead by now; or
+                the exit file could not be written.
+        """
+        _check(spec)
+        if self._closed:
+            raise SupervisorLost(f"{spec.key}: not started, the worker is ending")
+        if spec.key in self._running:
+            raise SpawnFailed(f"cannot start {spec.argv[0]!r}: {spec.key} is running already")
+        process = self._running[spec.key] = _Process(next(self._numbers), spec)
+        try:
+            await self._hand_over(process)
+            ended = await process.outcome()
+        except PerdureError as error:
+            if process.cancelled:  # whoever cancelled waits for exactly that
+                raise asyncio.CancelledError from error
+            raise
+        finally:
+            process.close()
+            del self._running[spec.key]
+        if process.cancelled:
+            raise asyncio.CancelledError
+        return ended
+
+    def touch(self, key: str) -> None:
+        """Restart the idle clock of a process. Any thread; an unknown key is ignored."""
+        if process := self._running.get(key):
+            process.touch(self._loop)
+
+    def end(self, key: str, signum: int = signal.SIGTERM) -> None:
+        """End a process as cancelling `run` does, but let `run` return its `cancelled` exit.
+
+        `signum` (SIGTERM or SIGINT) goes to the whole tree, SIGKILL after
+        `kill_grace_seconds`. A second call, or one after the end, changes nothing.
+        """
+        if process := self._running.get(key):
+            process.end(signum)
+
+    def pid_of(self, key: str) -> int | None:
+        """The process id of a running process; None before its start and after its end."""
+        process = self._running.get(key)
+        return process.pid if process else None
+
+    async def close(self) -> None:
+        """End every process and the supervisor itself; a second call changes nothing."""
+        self._closed = True
+        for process in self._running.values():
+            process.end(signal.SIGTERM)
+        for process in list(self._running.values()):
+            await process.gone.wait()
+        await self._link.close()
+
+    async def _hand_over(self, process: _Process) -> None:
+        """Have a keeper forked that takes over this process."""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise SpawnFailed(
+                f"cannot start {process.spec.argv[0]!r}: {error.strerror}; "
+                "raise the limit of open files (ulimit -n) or run fewer processes at once"
+            ) from error
+        with theirs:
+            await process.connect(ours)
+            for _ in range(2):  # it may have died a moment ago, with nothing started
+                link = await self._living_link()
+                with contextlib.suppress(ConnectionError):
+                    process.lost = await link.hand_over(process.number, theirs.fileno())
+                    return
+        raise SupervisorLost(f"{process.spec.key}: not started, its supervisor was killed")
+
+    async def _living_link(self) -> SupervisorLink:
+        """The supervisor, or a new one if it died."""
+        async with self._restarting:
+            if self._link.dead.is_set() and not self._closed:
+                await self._link.close()
+                self._link = _new_link()
+            return self._link
+
+
+def _new_link() -> SupervisorLink:
+    try:
+        return SupervisorLink()
+    except OSError as error:
+        raise SupervisorLost(f"cannot start the supervisor: {error.strerror}") from error
+
+
+class _Process:
+    """One process and the conversation with its keeper."""
+
+    def __init__(self, number: int, spec: ProcessSpec) -> None:
+        self.number = number
+        self.spec = spec
+        self.pid: int | None = None
+        self.cancelled = False
+        self.gone = asyncio.Event()
+        self.lost = asyncio.Event()
+        """Set when its keeper died, and all that the supervisor can see of it is dead."""
+        self._touched = 0.0
+        self._writer: asyncio.StreamWriter | None = None
+        self._early = b""
+        """Requests from before there is a connection."""
+
+    async def connect(self, ours: socket.socket) -> None:
+        """Take the worker's end of the socket and send the request."""
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(_request(self.spec) + self._early)
+
+    async def outcome(self) -> ProcessExit:
+        """Await the end; a cancellation meanwhile ends the process first, see `cancelled`."""
+        while (line := await self._await_anyway(self._read_line)).endswith(b"\n"):
+            message = json.loads(line)
+            if "started" in message:
+                self.pid = message["started"]
+            elif "failed" in message:
+                raise SpawnFailed(message["failed"])
+            elif "unrecorded" in message:
+                raise SupervisorLost(f"{self.spec.key}: ended, but without {message['unrecorded']}")
+            elif "exit" in message:
+                if sys.platform != "linux":
+                    await self._await_anyway(self._sweep)
+                return _exit_from(message["exit"])
+        await self._await_anyway(self.lost.wait)
+        await self._await_anyway(self._sweep)
+        raise SupervisorLost(f"{self.spec.key}: its supervisor was killed, and so it was")
+
+    async def _read_line(self) -> bytes:
+        try:
+            return await self._reader.readline()
+        except ConnectionError:
+            return b""
+
+    async def _sweep(self) -> list[int]:
+        return await asyncio.to_thread(marker.sweep, self.spec.key)
+
+    async def _await_anyway(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Await something that may be begun again, so that a cancellation only ends the process."""
+        while True:
+            try:
+                return await wait()
+            except asyncio.CancelledError:
+                self.cancelled = True
+                self.end(signal.SIGTERM)
+
+    def end(self, signum: int) -> None:
+        self._write(INTERRUPT if signum == signal.SIGINT else TERMINATE)
+
+    def touch(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A step may call this in a tight loop; a hundredth of the limit is exact enough.
+        idle = self.spec.idle_timeout_seconds
+        now = time.monotonic()
+        if idle is not None and now - self._touched > idle / 100:
+            self._touched = now
+            loop.call_soon_threadsafe(self._write, TOUCH)
+
+    def _write(self, request: bytes) -> None:
+        if self._writer is None:
+            self._early += request
+        elif not self._writer.is_closing():
+            self._writer.write(request)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self.gone.set()
+
+
+def _request(spec: ProcessSpec) -> bytes:
+    """The first message to a keeper (see `activities/keeper.py`)."""
+    fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    fields |= {
+        "env": {**spec.env, marker.MARKER: spec.key},
+        "stdin": None,
+        "has_stdin": spec.stdin is not None,
+        "hold_report_seconds": _hold_report_seconds(),
+    }
+    body = json.dumps(fields, default=str).encode()  # str: paths
+    stdin = spec.stdin or b""
+    return FRAME_HEADER.pack(len(body), len(stdin)) + body + stdin
+
+
+def _hold_report_seconds() -> float:
+    name, _, seconds = os.environ.get(FAULT, "").partition(":")
+    return float(seconds) if name == "hold-report" else 0.0
+
+
+def _check(spec: ProcessSpec) -> None:
+    """Refuse what no system call would take, with a text that says where it stands."""
+    if not spec.argv or not spec.argv[0]:
+        raise SpawnFailed(f"cannot start {spec.key}: the command is empty")
+    places = [(f"argument {n}", text) for n, text in enumerate(spec.argv)]
+    places += [("cwd", str(spec.cwd)), ("key", spec.key)]
+    for name, value in spec.env.items():
+        if not name or "=" in name:
+            raise SpawnFailed(f"cannot start {spec.argv[0]!r}: {name!r} cannot name a variable")
+        places += [(f"the name {name!r} in env", name), (f"the value of {name!r} in env", value)]
+    for place, text in places:
+        if "\0" in text:
+            raise SpawnFailed(f"cannot start {spec.argv[0]!r}: {place} holds a NUL character")
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError:
+            raise SpawnFailed(
+                f"cannot start {spec.argv[0]!r}: {place} holds half a surrogate pair"
+            ) from None

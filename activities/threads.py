@@ -1,0 +1,123 @@
+"""Custom step functions, each on a thread with an event loop of its own.
+
+They are other people's code: one that blocks must not hold up the heartbeats of every other step
+(C17), so none runs on the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from perdure.messages import Json
+from perdure.steps import Host, ProcessResult
+
+_log = logging.getLogger(__name__)
+
+CANCEL_GRACE_SECONDS = 10.0
+"""How long a cancelled function is waited for. A thread cannot be killed: one that goes on is
+left behind with a warning, and nothing it still does is recorded."""
+
+
+class StepThreads:
+    """A pool of threads for step functions."""
+
+    def __init__(self, size: int) -> None:
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix="step")
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Json:
+        """Run a plain or an async function to its end, on a thread of its own.
+
+        A cancel is passed on to an async function; a plain one cannot be told.
+        """
+        call = _Call(function, arguments)
+        running = asyncio.get_running_loop().run_in_executor(self._pool, call)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            call.cancel()
+            done, _ = await asyncio.wait({running}, timeout=CANCEL_GRACE_SECONDS)
+            if done:
+                running.exception() if not running.cancelled() else None
+            else:
+                name = getattr(function, "__qualname__", repr(function))
+                _log.warning("step function %s ignores its cancellation; left behind", name)
+            raise
+
+    def close(self) -> None:
+        """Take no more functions; those under way are not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Call:
+    """One call on one thread, and the way to cancel it from another."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._variables = contextvars.copy_context()
+
+    def __call__(self) -> Json:
+        return self._variables.run(self._call)
+
+    def _call(self) -> Json:
+        if not inspect.iscoroutinefunction(self._function):
+            result = self._function(*self._arguments)
+            if not inspect.isawaitable(result):
+                return result
+            awaitable = result
+        else:
+            awaitable = self._function(*self._arguments)
+        return asyncio.run(self._await(awaitable))
+
+    async def _await(self, awaitable: Any) -> Json:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            self._task = asyncio.current_task()
+            if self._cancelled and self._task:
+                self._task.cancel()
+        try:
+            return await awaitable
+        finally:
+            with self._lock:
+                self._loop = self._task = None
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._loop and self._task:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+class ThreadHost:
+    """A Host for a function on another thread: processes are run on the worker's loop."""
+
+    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+        self._host = host
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    async def run_process(
+        self,
+        argv: list[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, Json] | None = None,
+        stdin: bytes | None = None,
+    ) -> ProcessResult:
+        """As `Host.run_process`."""
+        process = self._host.run_process(argv, cwd=cwd, env=env, stdin=stdin)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(process, self._loop))

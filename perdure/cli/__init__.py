@@ -1,0 +1,158 @@
+"""The command line: `perdure`, a file per command.
+
+Start-up time is felt at every call, so a command imports what it works with when it runs; here
+only the option parser is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from perdure.cli.cancel_command import cancel
+from perdure.cli.console import ReaderGone, abandon_stdout, forgiving_streams, say
+from perdure.cli.events_command import events
+from perdure.cli.gc_command import gc
+from perdure.cli.list_command import list_runs
+from perdure.cli.options import examples, help_of
+from perdure.cli.run_command import run
+from perdure.cli.server_command import server_app
+from perdure.cli.show_command import show
+from perdure.cli.validate_command import validate
+from perdure.cli.worker_command import worker
+from perdure.errors import PerdureError
+
+__all__ = ["app", "main"]
+
+MISUSED = 2
+INTERRUPTED = 130
+READER_GONE = 141
+"""What a shell reports of a program that SIGPIPE ended."""
+INTERNAL_ERROR = 70
+
+# The parser carries a copy of click, and does not export what all of its errors are.
+_ParserError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="perdure",
+    help="Run agent-evaluation tasks durably: whatever is killed, a run goes on where it stopped.",
+    epilog=examples(
+        ("perdure validate tasks/", "every mistake of every document"),
+        ("perdure run tasks/ --suite nightly", "run them; again, to go on after a crash"),
+        ("perdure list", "what ran, and how it ended"),
+        ("perdure show nightly/refund", "one run: steps, attempts, failures, files"),
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _command(name: str, function: Callable[..., Any], *shown: tuple[str, str]) -> None:
+    app.command(name, help=help_of(function), epilog=examples(*shown))(function)
+
+
+_command(
+    "run",
+    run,
+    ("perdure run task.yaml", "one task, under a suite named after it and the time"),
+    ("perdure run tasks/ --suite nightly", "a folder of tasks; the same again goes on"),
+    ("perdure run tasks/ --only refund --seed order=7", "one of them, with another seed"),
+    ("perdure run tasks/ --json > result.json", "the result for a program"),
+)
+_command(
+    "validate",
+    validate,
+    ("perdure validate tasks/", "a folder"),
+    ("perdure validate a.yaml b.json list.jsonl", "files"),
+)
+_command(
+    "worker",
+    worker,
+    ("perdure worker", "serve the embedded server"),
+    ("TEMPORAL_ADDRESS=temporal.example:7233 perdure worker --host gpu-1", "or a team's"),
+)
+app.add_typer(server_app, name="server")
+_command(
+    "list",
+    list_runs,
+    ("perdure list", "all suites"),
+    ("perdure list nightly", "the tasks of one"),
+    ("perdure list --json", "for a program"),
+)
+_command(
+    "show",
+    show,
+    ("perdure show nightly", "a suite"),
+    ("perdure show nightly/refund", "a run of one of its tasks"),
+    ("perdure show nightly/refund/2 --json", "its second trial, whole"),
+)
+_command(
+    "cancel",
+    cancel,
+    ("perdure cancel nightly", "a suite and all of its tasks"),
+    ("perdure cancel nightly/refund", "one of its tasks"),
+)
+_command(
+    "events",
+    events,
+    ("perdure events nightly/refund --follow", "as they happen, until the run ends"),
+    ("perdure events nightly/refund --type step.failed", "of one type"),
+)
+_command(
+    "gc",
+    gc,
+    ("perdure gc", "what would be removed"),
+    ("perdure gc --delete", "remove it"),
+)
+
+
+def main() -> None:
+    """The program `perdure`: run a command and exit with its status."""
+    forgiving_streams()
+    sys.exit(status_of(sys.argv[1:]))
+
+
+def status_of(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name; returns the exit status, errors told on stderr."""
+    try:
+        # Not standalone: the parser would frame errors that have to fit on a line.
+        status = app(list(arguments), prog_name="perdure", standalone_mode=False)
+    except PerdureError as error:
+        say(f"perdure: {error}")
+        return error.exit_code
+    except _ParserError as error:
+        return _tell_misuse(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except (ReaderGone, BrokenPipeError):
+        abandon_stdout()
+        return READER_GONE
+    except Exception as error:
+        return _tell_defect(error)
+    return status if isinstance(status, int) else 0
+
+
+def _tell_misuse(error: Any) -> int:
+    message = " ".join(error.format_message().split())
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "perdure"
+    if message:  # empty: the help was shown
+        say(f"{command}: {message.rstrip('.')}; see `{command} --help`")
+    return MISUSED
+
+
+def _tell_defect(error: Exception) -> int:
+    if os.environ.get("PERDURE_DEBUG") == "1":
+        traceback.print_exc()
+    what = " ".join(str(error).split())[:300]
+    say(
+        f"perdure: internal error: {type(error).__name__}: {what}; this is a defect of perdure, "
+        "please report it with the output of the same command under PERDURE_DEBUG=1"
+    )
+    return INTERNAL_ERROR

@@ -1,0 +1,104 @@
+"""`perdure events`: what happened in a run, in order; with --follow as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json as json_module
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perdure.cli.console import emit, printable
+from perdure.cli.options import ResultsOption, RunArgument, results_dir
+from perdure.errors import PerdureError
+
+
+def events(
+    run: RunArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more, until the run ends.")
+    ] = False,
+    type: Annotated[
+        list[str],
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Only these: step.failed, or step for all that begin with it; may be repeated.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    results: ResultsOption = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on each line.")] = False,
+) -> None:
+    """Print the events of one run: when, what, which step.
+
+    Nothing is run: what a server knows is asked of it, the rest is read from files of results.
+    """
+    from perdure.cli.reading import named
+
+    wanted = named(run)
+    if wanted.task_id is None:
+        raise PerdureError(
+            f"{run!r} is a suite; name one of its runs: SUITE/TASK (`perdure list {wanted.suite}`)"
+        )
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end --follow
+        asyncio.run(
+            _print(
+                _events(wanted.suite, wanted.task_id, wanted.trial, results_dir(results), follow),
+                set(type),
+                as_json=json,
+            )
+        )
+
+
+async def _print(events: AsyncIterator[dict[str, Any]], types: set[str], *, as_json: bool) -> None:
+    async for event in events:
+        name = str(event["type"])
+        if not types or name in types or name.partition(".")[0] in types:
+            emit(json_module.dumps(event, ensure_ascii=False) if as_json else event_line(event))
+
+
+def event_line(event: dict[str, Any]) -> str:
+    """An event on one line: time, type, and its facts."""
+    from perdure.cli.times import moment, span
+
+    words = [moment(event["at"]), f"{event['type']:<20}"]
+    if "step" in event:
+        attempt = f" (attempt {event['attempt']})" if event.get("attempt", 1) != 1 else ""
+        words.append(f"{event['step']}{attempt}")
+    if event.get("seconds") is not None:
+        words.append(span(event["seconds"]))
+    if "delay_seconds" in event:
+        words.append(f"in {span(event['delay_seconds'])}")
+    words += [str(event[key]) for key in ("error_type", "error", "reason") if event.get(key)]
+    return "  ".join(printable(word, 1000) for word in words).rstrip()
+
+
+async def _events(
+    suite: str, task_id: str, trial: int, results: Path | None, follow: bool
+) -> AsyncIterator[dict[str, Any]]:
+    from perdure.cli.reading import Named, results_root, server_to_read
+    from perdure.client import UnknownRun
+    from perdure.config import Settings
+    from perdure.results import suite_files
+
+    settings = Settings.from_env()
+    async with server_to_read(settings) as perdure:
+        if perdure:
+            with contextlib.suppress(UnknownRun):  # its history may be gone, its files not
+                async for event in perdure.run(f"{suite}/{task_id}/{trial}").events(follow=follow):
+                    yield event
+                return
+    file = suite_files(results_root(settings, results), suite).trial(task_id, trial)
+    try:
+        lines = (file / "events.jsonl").read_text("utf-8").splitlines()
+    except OSError:
+        raise UnknownRun(
+            f"there is no run {Named(suite, task_id, trial)}; `perdure list {suite}` shows those "
+            "there are"
+        ) from None
+    for line in lines:
+        yield json_module.loads(line)

@@ -1,0 +1,78 @@
+"""The last lines that a failed attempt printed, from files of results or from its context."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perdure.cli.console import printable
+
+SHOWN_LINES = 8
+LINE_CHARACTERS = 300
+_TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class FailedAttempt:
+    """An attempt that did not succeed, and the end of what it printed."""
+
+    step: str
+    attempt: int
+    message: str
+    lines: list[str]
+    """Safe for a terminal; the end of stderr, or of stdout if that is empty."""
+
+
+def failed_attempts(record: dict[str, Any], files: Path | None) -> Iterator[FailedAttempt]:
+    """The last failed attempt of each step that failed, in step order.
+
+    `files`: the trial's directory of results, if there is one.
+    """
+    for step in record["steps"]:
+        failed = [attempt for attempt in step["attempts"] if attempt.get("failure")]
+        if failed:
+            last = failed[-1]
+            yield FailedAttempt(
+                step["id"],
+                last["number"],
+                last["failure"]["message"],
+                _output(record, step["id"], last, files),
+            )
+
+
+def _output(
+    record: dict[str, Any], step_id: str, attempt: dict[str, Any], files: Path | None
+) -> list[str]:
+    folder = files / "steps" / f"{step_id}.{attempt['number']}" if files else None
+    for name in ("stderr", "stdout"):
+        text = _tail(folder / f"{name}.log") if folder else ""
+        if not text.strip():
+            text = _in_context(record, step_id, name)
+        lines = [line for line in text.splitlines() if line.strip()]
+        if lines:
+            return [printable_line(line) for line in lines[-SHOWN_LINES:]]
+    return []
+
+
+def printable_line(line: str) -> str:
+    """A line of output with its indentation, safe for a terminal."""
+    line = line.expandtabs(4).rstrip()
+    indent = len(line) - len(line.lstrip(" "))
+    return " " * min(indent, 40) + printable(line, LINE_CHARACTERS)
+
+
+def _in_context(record: dict[str, Any], step_id: str, name: str) -> str:
+    result = (record.get("context") or {}).get("results", {}).get(step_id)
+    text = result.get(name) if isinstance(result, dict) else None
+    return text[-_TAIL_BYTES:] if isinstance(text, str) else ""
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _TAIL_BYTES))
+        return file.read().decode("utf-8", "replace")
+    return ""

@@ -1,0 +1,182 @@
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure.errors import PerdureError
+
+PathsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH",
+        help="Task documents (YAML, JSON, .jsonl), or folders with them.",
+        show_default=False,
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A suite, a task of it (SUITE/TASK, SUITE/TASK/TRIAL), or a workflow id.",
+        show_default=False,
+    ),
+]
+StepsOption = Annotated[
+    list[str],
+    typer.Option(
+        "--steps",
+        metavar="MODULE",
+        help="A Python module with step types of your own; may be repeated.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[
+    list[str],
+    typer.Option(
+        "--seed",
+        metavar="KEY=VALUE",
+        help="Replaces a value of the documents' seed; may be repeated.",
+        show_default=False,
+    ),
+]
+PassEnvOption = Annotated[
+    list[str],
+    typer.Option(
+        "--pass-env",
+        metavar="NAME",
+        help="A variable that the processes of steps may see; may be repeated.",
+        show_default=False,
+    ),
+]
+InheritEnvOption = Annotated[
+    bool,
+    typer.Option("--inherit-env", help="Let the processes of steps see all variables."),
+]
+EnvFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file",
+        metavar="FILE",
+        help="NAME=VALUE lines: values for what documents name by from_env.",
+        show_default=False,
+    ),
+]
+ResultsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--results",
+        metavar="DIR",
+        help="Where the files of results are; by default in the state directory.",
+        show_default=False,
+    ),
+]
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="This machine's name among the workers; by default its host name.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class OptionError(PerdureError):
+    """An option has a value that cannot be used."""
+
+
+def examples(*shown: tuple[str, str]) -> str:
+    """The end of a help text: commands to copy, and under each what it does."""
+    lines = ["Examples:"]
+    for command, does in shown:
+        lines += [f"  {command}", f"      {does}"]
+    return "\n".join(lines).replace("[", "\\[")
+
+
+def help_of(function: Callable[..., object]) -> str:
+    """A command's docstring, each paragraph on one line: the terminal breaks it anew."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def seeds(values: Iterable[str]) -> dict[str, str]:
+    """What `--seed KEY=VALUE` says, repeated ones in order.
+
+    Raises OptionError for one without `=` or key, and for a key that is there twice.
+    """
+    found: dict[str, str] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key.strip():
+            raise OptionError(f"--seed {value!r}: write it as KEY=VALUE")
+        if key in found:
+            raise OptionError(f"--seed {key}=... is given twice; leave one out")
+        found[key] = text
+    return found
+
+
+def variable_names(names: Iterable[str]) -> list[str]:
+    """What `--pass-env` says, each name once.
+
+    Raises OptionError for what is no variable's name.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            hint = "; give its name alone" if "=" in name else ""
+            raise OptionError(f"--pass-env {name!r} is not the name of a variable{hint}")
+    return list(dict.fromkeys(names))
+
+
+def env_file_path(path: Path | None) -> Path | None:
+    """What `--env-file` names, as an absolute path: workers start elsewhere.
+
+    Raises OptionError if it cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        with path.open("rb"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"--env-file {path}: {reason}; check the path") from error
+    return Path(os.path.abspath(path))
+
+
+def host_name(name: str | None) -> str | None:
+    """What `--host` says.
+
+    Raises OptionError for what cannot be part of a queue's name.
+    """
+    if name is not None and not _HOST.fullmatch(name):
+        raise OptionError(
+            f"--host {name!r}: letters, digits and . _ - only, at most 100, "
+            "beginning with a letter or a digit"
+        )
+    return name
+
+
+def results_dir(path: Path | None) -> Path | None:
+    """What `--results` names, as an absolute path.
+
+    Raises OptionError if something that is no directory is in its place.
+    """
+    if path is None:
+        return None
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"--results {path} is not a directory; name another")
+    return Path(os.path.abspath(path))

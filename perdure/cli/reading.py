@@ -1,0 +1,169 @@
+"""What the reading commands read from: a server if there is one to ask, else files of results.
+
+They never start a worker, so nothing that they do runs a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.console import say
+from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    from perdure.client import Perdure
+    from perdure.config import Settings
+
+ROLE = "reader"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a RUN on the command line names."""
+
+    suite: str
+    task_id: str | None = None
+    """None: the suite as a whole."""
+    trial: int = 1
+
+    def __str__(self) -> str:
+        if self.task_id is None:
+            return self.suite
+        return f"{self.suite}/{self.task_id}" + (f"/{self.trial}" if self.trial != 1 else "")
+
+
+def named(run: str) -> Named:
+    """Read `SUITE`, `SUITE/TASK`, `SUITE/TASK/TRIAL` or a workflow id.
+
+    Raises PerdureError for anything else.
+    """
+    match run.strip("/").split("/"):
+        case ["suite", suite] | [suite]:
+            found = Named(suite)
+        case [suite, task_id]:
+            found = Named(suite, task_id)
+        case ["task", suite, task_id, trial] | [suite, task_id, trial] if _is_trial(trial):
+            found = Named(suite, task_id, int(trial))
+        case _:
+            found = Named("")
+    parts = (found.suite, *([] if found.task_id is None else [found.task_id]))
+    if not all(_is_id(part) for part in parts):
+        raise PerdureError(
+            f"{run!r} names no run; write SUITE, SUITE/TASK or SUITE/TASK/TRIAL "
+            "(`perdure list` shows what there is)"
+        )
+    return found
+
+
+@asynccontextmanager
+async def server_to_read(settings: Settings) -> AsyncIterator[Perdure | None]:
+    """A connection for reading; None if there is no server to ask, and files must do.
+
+    The embedded server is started if its database is there and nobody runs it: what it knows can
+    be had in no other way.
+    """
+    from perdure.client import Perdure
+    from perdure.config import temporal_configured
+
+    if not temporal_configured(settings.temporal_env) and not settings.state.database.exists():
+        yield None
+        return
+    try:
+        connection = await Perdure.connect(settings, role=ROLE)
+    except PerdureError as error:
+        say(f"note: {error}")
+        say("note: reading the files of results instead")
+        yield None
+        return
+    async with connection as perdure:
+        yield perdure
+
+
+@asynccontextmanager
+async def server_to_act(settings: Settings, what: str) -> AsyncIterator[Perdure]:
+    """A connection for a command that cannot do with files.
+
+    Raises PerdureError if no run was ever started with this state directory, and whatever
+    connecting raises.
+    """
+    from perdure.client import Perdure
+    from perdure.config import temporal_configured
+
+    if not temporal_configured(settings.temporal_env) and not settings.state.database.exists():
+        raise PerdureError(
+            f"{what}: nothing has run in {settings.state.path} yet; "
+            "set PERDURE_STATE_DIR or TEMPORAL_ADDRESS to where it did"
+        )
+    async with await Perdure.connect(settings, role=ROLE) as perdure:
+        yield perdure
+
+
+def results_root(settings: Settings, given: Path | None) -> Path:
+    """The directory of the files of results."""
+    return given or settings.state.results
+
+
+def suites_on_disk(results: Path) -> list[dict[str, Any]]:
+    """The suites' own files below `results`, newest first; what cannot be read is told of."""
+    from perdure.results import ResultsError, suite_files
+
+    found = []
+    for file in sorted(results.glob("*/suite.json")):
+        try:
+            suite = suite_files(results, file.parent.name).read_suite()
+        except ResultsError as error:
+            say(f"note: {error}")
+            continue
+        if suite and isinstance(suite.get("suite"), str):
+            found.append(suite)
+    return sorted(found, key=lambda suite: suite.get("started_at") or 0.0, reverse=True)
+
+
+def runs_on_disk(results: Path, suite: str) -> list[dict[str, Any]]:
+    """The ended trials of a suite, as files of results tell of them, in order of their end."""
+    from perdure.results import suite_files
+
+    return [
+        {
+            "run": str(Named(suite, line["task"], line["trial"])),
+            "suite": suite,
+            "task": line["task"],
+            "trial": line["trial"],
+            "run_id": line["run_id"],
+            "status": line["status"],
+            "started_at": line["started_at"],
+            "duration": line["duration"],
+            "failure": (line["failure"] or {}).get("reason"),
+        }
+        for line in suite_files(results, suite).lines()
+    ]
+
+
+def outcome_on_disk(results: Path, suite: str) -> dict[str, Any] | None:
+    """A suite's document as its files tell it; None if it has none."""
+    from perdure.messages import SuiteTask
+    from perdure.outcome import Trials, outcome
+    from perdure.results import suite_files
+
+    files = suite_files(results, suite)
+    known = files.read_suite()
+    if known is None:
+        return None
+    tasks = [SuiteTask({"id": t["id"]}, t["digest"], repeats=t["repeats"]) for t in known["tasks"]]
+    return outcome(suite, known["run_id"], tasks, Trials(ended=files.lines()))
+
+
+def _is_trial(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < len(text) < 7 and int(text) > 0
+
+
+def _is_id(text: str) -> bool:
+    return (
+        0 < len(text) <= 200
+        and text not in (".", "..")
+        and all(c.isascii() and (c.isalnum() or c in "._-") for c in text)
+    )

@@ -1,0 +1,175 @@
+"""`perdure show`: a suite, or one run whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from perdure.cli.console import emit, emit_json, emit_table, printable
+from perdure.cli.options import JsonOption, ResultsOption, RunArgument, results_dir
+
+
+def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = False) -> None:
+    """Show a suite, or one run: its steps, attempts and failures, and where its files are.
+
+    Nothing is run: what a server knows is asked of it, the rest is read from files of results.
+    --json prints the whole record of a run, its context included.
+    """
+    from perdure.cli.reading import named
+
+    wanted = named(run)
+    if wanted.task_id is None:
+        outcome, files = asyncio.run(_suite(wanted.suite, results_dir(results)))
+        if json:
+            emit_json(outcome)
+        else:
+            _show_suite(outcome, files)
+    else:
+        record, files = asyncio.run(
+            _run(wanted.suite, wanted.task_id, wanted.trial, results_dir(results))
+        )
+        if json:
+            emit_json(record)
+        else:
+            _show_run(record, files)
+
+
+async def _suite(suite: str, results: Path | None) -> tuple[dict[str, Any], Path | None]:
+    from perdure.cli.reading import outcome_on_disk, results_root, server_to_read
+    from perdure.client import UnknownSuite
+    from perdure.config import Settings
+    from perdure.results import suite_files
+
+    settings = Settings.from_env()
+    root = results_root(settings, results)
+    unknown: UnknownSuite | None = None
+    async with server_to_read(settings) as perdure:
+        if perdure:
+            try:
+                found = await perdure.suite(suite)
+                kept = found.definition.options.results_dir
+                files = suite_files(Path(kept) if kept else root, suite).root
+                return await found.outcome(), files
+            except UnknownSuite as error:
+                unknown = error  # its history may be gone, its files not
+    outcome = outcome_on_disk(root, suite)
+    if outcome is None:
+        raise unknown or UnknownSuite(
+            f"there is no suite {suite!r}; `perdure list` shows those there are"
+        )
+    return outcome, suite_files(root, suite).root
+
+
+async def _run(
+    suite: str, task_id: str, trial: int, results: Path | None
+) -> tuple[dict[str, Any], Path | None]:
+    """A run's record, and its directory of results if there is one."""
+    from perdure.cli.reading import Named, results_root, server_to_read
+    from perdure.client import UnknownRun
+    from perdure.config import Settings
+    from perdure.results import suite_files
+
+    settings = Settings.from_env()
+    files = suite_files(results_root(settings, results), suite)
+    folder = files.trial(task_id, trial)
+    unknown: UnknownRun | None = None
+    async with server_to_read(settings) as perdure:
+        if perdure:
+            try:
+                record = await perdure.run(f"{suite}/{task_id}/{trial}").record()
+            except UnknownRun as error:
+                unknown = error
+            else:
+                kept = files.read_record(task_id, trial)
+                is_same = kept is not None and kept.get("run_id") == record["run_id"]
+                return record, folder if is_same else None
+    kept = files.read_record(task_id, trial)
+    if kept is None:
+        raise unknown or UnknownRun(
+            f"there is no run {Named(suite, task_id, trial)}; `perdure list {suite}` shows those "
+            "there are"
+        )
+    return kept, folder
+
+
+def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
+    from perdure.cli.tables import runs_table, totals_line
+
+    emit(f"suite    {printable(outcome['suite'])}")
+    emit(f"run id   {outcome['run_id']}")
+    emit(f"totals   {totals_line(outcome['totals'])}")
+    usage = outcome["totals"].get("usage")
+    if usage:
+        emit(f"usage    {_usage(usage)}")
+    emit("")
+    emit_table(runs_table(row for task in outcome["tasks"] for row in _rows(task)))
+    if files and files.is_dir():
+        emit("")
+        emit(f"files    {files}")
+
+
+def _show_run(record: dict[str, Any], files: Path | None) -> None:
+    from perdure.cli.failures import failed_attempts
+    from perdure.cli.tables import steps_table
+    from perdure.cli.times import moment, span
+
+    took = f" after {span(record['duration'])}" if record["duration"] is not None else ""
+    emit(f"run      {record['suite']}/{record['task_id']}/{record['trial']}")
+    emit(f"run id   {record['run_id']}")
+    emit(f"state    {record['status']}{took}")
+    emit(f"started  {moment(record['started_at'])}")
+    if failure := record.get("failure"):
+        step = f"step {failure['step']}: " if failure.get("step") else ""
+        emit(f"failure  {printable(step + failure['message'], 1000)} ({failure['kind']})")
+    if record.get("cancelled"):
+        emit(f"cancel   {printable(record['cancelled'], 1000)}")
+    if record.get("usage"):
+        emit(f"usage    {_usage(record['usage'])}")
+    emit("")
+    emit_table(steps_table(record))
+    for failed in failed_attempts(record, files):
+        emit("")
+        emit(f"{failed.step}, attempt {failed.attempt}: {printable(failed.message, 1000)}")
+        for line in failed.lines:
+            emit(f"  | {line}")
+    if artifacts := record.get("artifacts"):
+        emit("")
+        for artifact in artifacts:
+            left = "" if artifact["kept"] else "  (not kept)"
+            emit(
+                f"artifact {printable(artifact['path'])}  {artifact['size_bytes']} bytes, "
+                f"of {artifact['step']}{left}"
+            )
+    if files:
+        emit("")
+        emit(f"files    {files}")
+
+
+def _rows(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """A task's ended trials, and its state if some have not ended."""
+    rows = [
+        {
+            "run": task["id"] if trial["trial"] == 1 else f"{task['id']}/{trial['trial']}",
+            "status": trial["status"],
+            "duration": trial["duration"],
+            "started_at": trial["started_at"],
+            "failure": _reason(trial["failure"]),
+        }
+        for trial in task["trials"]
+    ]
+    if task["status"] in ("running", "pending", "not_run"):
+        open_row = {"run": task["id"], "status": task["status"], "duration": None}
+        rows.append({**open_row, "started_at": None, "failure": None})
+    return rows
+
+
+def _reason(failure: dict[str, Any] | None) -> str | None:
+    if not failure:
+        return None
+    step = f"step {failure['step']}: " if failure.get("step") else ""
+    return f"{step}{failure.get('reason') or ''}"
+
+
+def _usage(usage: dict[str, float]) -> str:
+    return ", ".join(f"{printable(key, 40)} {amount:g}" for key, amount in usage.items())

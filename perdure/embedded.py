@@ -1,0 +1,122 @@
+"""The embedded server and this process's workers on it, kept alive as long as they are used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from perdure.config import Settings
+from perdure.errors import PerdureError
+from perdure.server import Server, users
+from perdure.workers import WorkerConfig, WorkerProcess, log_pids
+
+LOOK_SECONDS = 0.5
+"""How often server and workers are looked after; a look reads a file and waits for nothing."""
+
+T = TypeVar("T")
+
+
+class ServerMoved(PerdureError):
+    """The embedded server came back at another address."""
+
+
+class Embedded:
+    """One process's use of the embedded server."""
+
+    def __init__(self, settings: Settings, server: Server) -> None:
+        self._settings = settings
+        self._server = server
+        self._workers: dict[str, WorkerProcess] = {}
+        self._abandoned: set[str] = set()
+        """Queues that somebody must serve, whoever it is."""
+        self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.create_task(self._look_after())
+
+    @classmethod
+    async def join(cls, settings: Settings, *, role: str) -> Embedded:
+        """Use the server; start it if there is none. Raises as `Server.join`."""
+        server = Server(settings, role=role)
+        await server.join()
+        return cls(settings, server)
+
+    @property
+    def address(self) -> str:
+        """`127.0.0.1:port`"""
+        return self._server.address
+
+    @property
+    def ui_url(self) -> str:
+        """The server's UI."""
+        return self._server.ui_url
+
+    async def serve(self, queue: str, config: WorkerConfig | None = None) -> None:
+        """Have a worker of this process on the queue. Raises WorkerFailed."""
+        worker = self._workers.get(queue)
+        if worker is None:
+            worker = WorkerProcess(self._settings, queue, self.address, config)
+            await worker.ensure_alive()
+            self._workers[queue] = worker  # from now on it is looked after
+
+    async def serve_if_nobody_does(self, queue: str) -> None:
+        """Have a worker on the queue, from now until the end: another process's, else ours.
+
+        A worker of another process may be about to end, as one does whose parent was killed: then
+        ours takes its place. Raises WorkerFailed.
+        """
+        self._abandoned.add(queue)
+        if not self._is_served(queue):
+            await self.serve(queue)
+
+    def _is_served(self, queue: str) -> bool:
+        """Whether a worker that `serve` started, here or in another process, is on the queue."""
+        serving = {user.pid for user in users(self._settings.state) if user.role == "worker"}
+        return bool(serving & log_pids(self._settings.state, queue))
+
+    def detach(self, queue: str) -> None:
+        """Leave the queue's worker, if it is ours, behind when this process ends."""
+        worker = self._workers.pop(queue, None)
+        if worker:
+            worker.detach()
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work; but raise at once if server or workers cannot be kept alive."""
+        task = asyncio.ensure_future(work)
+        try:
+            either: set[asyncio.Future[Any]] = {task, self._trouble}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._trouble.result()
+            return await task
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop the workers and use the server no longer. Harmless when repeated."""
+        self._watch.cancel()
+        await asyncio.wait({self._watch})
+        self._trouble.cancel()
+        workers, self._workers = list(self._workers.values()), {}
+        try:
+            await asyncio.gather(*(worker.stop() for worker in workers))
+        finally:
+            await self._server.leave()
+
+    async def _look_after(self) -> None:
+        address = self.address
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                await self._server.restart_if_dead()
+                if self.address != address:
+                    raise ServerMoved(
+                        f"the embedded server was killed, and its port {address} was taken; it is "
+                        f"at {self.address} now: type the same command again to go on"
+                    )
+                for worker in list(self._workers.values()):
+                    await worker.ensure_alive()
+                for queue in self._abandoned - self._workers.keys():
+                    await self.serve_if_nobody_does(queue)
+        except PerdureError as error:
+            self._trouble.set_exception(error)
+            self._trouble.exception()  # seen: `guard` tells of it, if anybody waits

@@ -1,0 +1,129 @@
+"""From loaded tasks to the start of a suite: its id, its digests, its queue."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from perdure.core.fields import identifier, nearest_id
+from perdure.core.problems import Place, Problem, shown
+from perdure.core.run import BadRange, check_range
+from perdure.documents import LoadedTask
+from perdure.errors import PerdureError
+from perdure.messages import Json, SuiteInput, SuiteTask, TaskOptions
+
+_MAX_STEM_CHARACTERS = 100
+"""Of a default id, so that time and chance fit behind it."""
+
+
+class BadId(PerdureError):
+    """A suite, task or trial has a name that it cannot have."""
+
+
+def check_id(what: str, id: str) -> str:
+    """The id, if it is one.
+
+    Raises BadId with the nearest legal id.
+    """
+    problems: list[Problem] = []
+    identifier(id, Place(problems))
+    for problem in problems:
+        raise BadId(f"{what} {shown(id)}: {problem}")
+    return id
+
+
+def default_suite_id(stem: str, moment: datetime, token: str) -> str:
+    """A readable id that no other suite has: `stem`, the time, and `token`, drawn by chance."""
+    return f"{nearest_id(stem)[:_MAX_STEM_CHARACTERS]}-{moment:%Y%m%d-%H%M%S}-{token}"
+
+
+def suite_queue(queue: str, suite: str) -> str:
+    """The queue of an embedded suite's own worker.
+
+    So that step modules and variables of one run never serve the steps of another.
+    """
+    return f"{queue}.{suite}"
+
+
+def work_options(options: TaskOptions) -> dict[str, Json]:
+    """The options that change what a task does, by the name that people know."""
+    return {
+        "start_step": options.start_step,
+        "end_step": options.end_step,
+        "agent_model": options.agent_model,
+        "agent_artifact_id": options.agent_artifact_id,
+    }
+
+
+def work_digest(digest: str, options: TaskOptions) -> str:
+    """The digest of a task's document together with the options that change what it does.
+
+    Equal digests, equal work: what was done under one need not be done again.
+    """
+    chosen = work_options(options)
+    if chosen == work_options(TaskOptions()):
+        return digest
+    return _sha256([digest, chosen])
+
+
+def suite_task(loaded: LoadedTask, options: TaskOptions, repeats: int | None = None) -> SuiteTask:
+    """A loaded task as part of a suite; `repeats` goes over the document's own."""
+    file, _, line = loaded.source.rpartition(":")
+    source = file if file and line.isdigit() else loaded.source
+    folder = os.path.dirname(os.path.abspath(source)) if os.path.exists(source) else None
+    return SuiteTask(
+        task=loaded.task.to_dict(),
+        digest=work_digest(loaded.digest, options),
+        seed=loaded.seed,
+        repeats=loaded.task.repeats if repeats is None else repeats,
+        folder=folder,
+    )
+
+
+def suite_input(
+    suite: str, tasks: Sequence[SuiteTask], *, max_parallel: int, options: TaskOptions
+) -> SuiteInput:
+    """The start of a suite.
+
+    Raises BadId, and PerdureError for numbers below 1 and for a range outside a task.
+    """
+    check_id("suite", suite)
+    if max_parallel < 1:
+        raise PerdureError(f"max_parallel is {max_parallel}; at least 1 task must run at once")
+    if any(task.repeats < 1 for task in tasks):
+        raise PerdureError("repeats must be at least 1: leave a task out to not run it")
+    for task in tasks:
+        check_steps(task, options)
+    return SuiteInput(
+        suite=suite,
+        tasks=list(tasks),
+        max_parallel=max_parallel,
+        options=options,
+        digest=_sha256([[task.digest, task.repeats] for task in tasks]),
+    )
+
+
+def check_steps(task: SuiteTask, options: TaskOptions) -> None:
+    """Refuse a range of steps that a task does not have (T14).
+
+    Raises PerdureError with the task, the value and the range allowed.
+    """
+    try:
+        check_range(len(task.task["steps"]), options.start_step, options.end_step)
+    except BadRange as error:
+        raise PerdureError(f"task {task.task['id']!r}: {error}") from error
+
+
+def stem_of(source: str | Path) -> str:
+    """What a suite is called after that runs this path."""
+    path = Path(os.path.abspath(source))
+    return path.name if path.is_dir() else path.stem
+
+
+def _sha256(value: Json) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

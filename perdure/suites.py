@@ -1,0 +1,241 @@
+"""Starting a suite, or going on with it: what `--suite ID` does when it is typed again.
+
+The old definition and what ended are read from the server's histories, so no worker is needed to
+decide, and a suite that was killed or terminated is known as well as one that ended by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from temporalio.client import Client
+from temporalio.common import (
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.core.problems import listed
+from perdure.errors import PerdureError
+from perdure.event_log import Execution, find_execution
+from perdure.messages import SuiteInput
+from perdure.names import KIND_ATTRIBUTE, SUITE_ATTRIBUTE, SUITE_WORKFLOW, suite_workflow_id
+from perdure.state import FileLock, explained
+from perdure.suite_history import definition_of
+from perdure.suite_input import work_options
+from perdure.takeover import finished_trials
+
+How = Literal["started", "attached", "took_over", "finished", "found"]
+"""`attached`: it was open, and goes on. `took_over`: a new run, with finished trials of an earlier
+one. `finished`: everything had succeeded, nothing was started. `found`: only looked up."""
+
+Changed = Literal["keep", "rerun"]
+
+LOCK_SECONDS = 60.0
+"""How long a starter waits for others that decide about the same suite; each needs moments."""
+
+START_SECONDS = timedelta(seconds=20)
+START_TRIES = 5
+"""Looks at a suite before giving up; more than one is needed only when others act as well."""
+
+_LOOK_SECONDS = 0.2
+
+
+class SuiteChanged(PerdureError):
+    """The suite is open, and the documents are not those that it was started with."""
+
+    def __init__(
+        self, suite: str, changed: list[str], added: list[str], removed: list[str], other: str
+    ) -> None:
+        """`other`: what else differs, in words; empty if nothing does."""
+        self.changed, self.added, self.removed = changed, added, removed
+        parts = [
+            f"{what} {listed(ids)}"
+            for what, ids in (("changed:", changed), ("added:", added), ("removed:", removed))
+            if ids
+        ]
+        super().__init__(
+            f"suite {suite!r} is open, and is not what it was started with "
+            f"({'; '.join([*parts, *([other] if other else [])])}); go on with the old by "
+            "`--changed keep`, or take the new and run those again by `--changed rerun`"
+        )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A suite that runs, or has nothing left to run."""
+
+    how: How
+    execution: Execution
+    definition: SuiteInput
+    """What it was started with: the old documents, if they were kept."""
+    taken_over: int = 0
+    """Trials that had succeeded before and do not run again."""
+
+
+@dataclass(frozen=True)
+class Starter:
+    """How suites are started on one server."""
+
+    client: Client
+    queue: str
+    """For a suite that is new."""
+    locks: Path
+    """A directory where starters on this machine wait for each other."""
+    serve: Callable[[str], Awaitable[None]]
+    """Have a worker on this queue; called before anything is to run."""
+    say: Callable[[str], None]
+    """Tell people, in one line."""
+
+    async def begin(
+        self, start: SuiteInput, *, fresh: bool = False, changed: Changed | None = None
+    ) -> Begun:
+        """Start the suite, attach to it, or find that nothing is left to do.
+
+        However many start it at once, there is one run; the others attach to it.
+        Raises SuiteChanged, or PerdureError if the server refuses.
+        """
+        for _ in range(START_TRIES):
+            async with self._decision(start.suite):
+                found = await find_execution(self.client, suite_workflow_id(start.suite))
+                if found is None:
+                    begun = await self._start(start, None)
+                elif not found.is_open:
+                    begun = await self._start_again(start, found, fresh=fresh)
+                else:
+                    begun = None if fresh else await self._attach(start, found, changed)
+            if begun is not None:
+                if begun.how != "finished":
+                    await self.serve(begun.execution.queue)
+                return begun
+            if found is not None and found.is_open:
+                await self._clear_away(found)
+        raise PerdureError(
+            f"suite {start.suite!r} cannot be started: the Temporal service does not answer in "
+            "time, or others start it again and again; look with `perdure list`, and try again"
+        )
+
+    @asynccontextmanager
+    async def _decision(self, suite: str) -> AsyncIterator[None]:
+        """One starter of a suite at a time looks and acts on what it saw."""
+        with explained(self.locks):
+            self.locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(self.locks / f"{suite}.lock")
+        async with lock.held(within_seconds=LOCK_SECONDS):
+            yield
+
+    async def _attach(
+        self, start: SuiteInput, found: Execution, changed: Changed | None
+    ) -> Begun | None:
+        """Go on with an open suite; None if it must make room for new documents first."""
+        old = await definition_of(self.client, found.workflow_id, found.run_id)
+        if old.digest != start.digest:
+            difference = _difference(old, start)
+            if changed is None:
+                raise difference
+            if changed == "rerun":
+                return None
+            self.say(f"suite {start.suite!r} goes on with the documents that it was started with")
+        return Begun("attached", found, old)
+
+    async def _start_again(
+        self, start: SuiteInput, found: Execution, *, fresh: bool
+    ) -> Begun | None:
+        """A new run of a closed suite, unless nothing is left to run."""
+        if fresh:
+            return await self._start(start, found)
+        done = await finished_trials(self.client, found, start)
+        if done.definition.digest == start.digest and done.all_heard:
+            return Begun("finished", found, done.definition, taken_over=len(done.trials))
+        return await self._start(replace(start, finished=done.trials), found)
+
+    async def _start(self, start: SuiteInput, found: Execution | None) -> Begun | None:
+        """Start a run; None if another starter was faster, or nobody knows whether it began."""
+        workflow_id = suite_workflow_id(start.suite)
+        try:
+            handle = await self.client.start_workflow(
+                SUITE_WORKFLOW,
+                start,
+                id=workflow_id,
+                task_queue=self.queue,
+                # Never seen: so not even one that began and ended meanwhile is run again.
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE
+                if found
+                else WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                search_attributes=_attributes(start),
+                static_summary=f"{len(start.tasks)} tasks",
+                rpc_timeout=START_SECONDS,
+            )
+        except WorkflowAlreadyStartedError:
+            return None
+        except RPCError as error:
+            # Such a request may have arrived all the same: another look tells. A second start on
+            # the same grounds could make a second run.
+            if error.status in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE):
+                return None
+            raise PerdureError(
+                f"suite {start.suite!r} cannot be started: the Temporal service says "
+                f"{error.status.name} ({error.message})"
+            ) from error
+        execution = await find_execution(self.client, workflow_id, handle.result_run_id)
+        assert execution is not None, "it was started just now"
+        how: How = "took_over" if start.finished else "started"
+        return Begun(how, execution, start, taken_over=len(start.finished))
+
+    async def _clear_away(self, found: Execution) -> None:
+        """Cancel an open suite and wait until it has cleaned up."""
+        self.say(f"{found.workflow_id} is cancelled first, to make room for its new run")
+        await self.serve(found.queue)
+        handle = self.client.get_workflow_handle(
+            found.workflow_id, first_execution_run_id=found.first_run_id
+        )
+        try:
+            await handle.cancel(reason="a new run of the suite takes its place")
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended by itself
+                raise PerdureError(f"{found.workflow_id} cannot be cancelled: {error}") from error
+        while True:
+            now = await find_execution(self.client, found.workflow_id)
+            if now is None or not now.is_open or now.first_run_id != found.first_run_id:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _difference(old: SuiteInput, new: SuiteInput) -> SuiteChanged:
+    """What the new start has that the old has not, as the error that names it."""
+    before = {task.task["id"]: (task.digest, task.repeats) for task in old.tasks}
+    after = {task.task["id"]: (task.digest, task.repeats) for task in new.tasks}
+    added = [id for id in after if id not in before]
+    removed = [id for id in before if id not in after]
+    changed = [id for id in after if id in before and after[id] != before[id]]
+    options = [
+        name
+        for name, value in work_options(new.options).items()
+        if value != work_options(old.options)[name]
+    ]
+    if options:  # they are part of every task's digest
+        return SuiteChanged(new.suite, [], added, removed, f"other {', '.join(options)}")
+    other = "" if changed or added or removed else "another order of its tasks"
+    return SuiteChanged(new.suite, changed, added, removed, other)
+
+
+def _attributes(start: SuiteInput) -> TypedSearchAttributes:
+    if not start.options.search_attributes:
+        return TypedSearchAttributes([])
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(SearchAttributeKey.for_keyword(KIND_ATTRIBUTE), "suite"),
+            SearchAttributePair(SearchAttributeKey.for_keyword(SUITE_ATTRIBUTE), start.suite),
+        ]
+    )

@@ -1,0 +1,121 @@
+"""Starting one task by itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.common import (
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError
+
+from perdure.errors import PerdureError
+from perdure.messages import SuiteTask, TaskInput, TaskOptions
+from perdure.names import (
+    KIND_ATTRIBUTE,
+    SUITE_ATTRIBUTE,
+    TASK_ATTRIBUTE,
+    TASK_WORKFLOW,
+    task_workflow_id,
+)
+from perdure.suite_input import check_steps
+
+_START = timedelta(seconds=20)
+
+MAX_TRIALS = 100_000
+"""Of one task that is started by itself; they are tried in turn where the server's list lags."""
+
+
+class TaskRunning(PerdureError):
+    """The named trial of the task is open."""
+
+
+async def start_trial(
+    client: Client,
+    task: SuiteTask,
+    suite: str,
+    trial: int | None,
+    options: TaskOptions,
+    queue: str,
+) -> tuple[int, str]:
+    """Start a trial of a task; without a number, the next free one. Returns number and run id.
+
+    Raises TaskRunning, and PerdureError for a bad range or a server that refuses.
+    """
+    check_steps(task, options)
+    if trial is not None:
+        if trial < 1:
+            raise PerdureError(f"trial {trial}: trials are counted from 1")
+        run_id = await _start(client, task, suite, trial, options, queue, may_follow=True)
+        if run_id is None:
+            name = task_workflow_id(suite, task.task["id"], trial)
+            raise TaskRunning(f"{name} is open; cancel it first, or name another trial")
+        return trial, run_id
+    prefix = task_workflow_id(suite, task.task["id"], 0).removesuffix("0")
+    try:
+        count = (await client.count_workflows(f"WorkflowId STARTS_WITH '{prefix}'")).count
+    except RPCError:
+        count = 0  # a server without such queries: then one by one
+    for number in range(count + 1, count + MAX_TRIALS):
+        run_id = await _start(client, task, suite, number, options, queue, may_follow=False)
+        if run_id is not None:
+            return number, run_id
+    raise PerdureError(f"{prefix}... has no free trial left; start it under another suite")
+
+
+async def _start(
+    client: Client,
+    task: SuiteTask,
+    suite: str,
+    trial: int,
+    options: TaskOptions,
+    queue: str,
+    *,
+    may_follow: bool,
+) -> str | None:
+    """The run id; None if the trial is open, or taken and nothing `may_follow` it."""
+    task_id = task.task["id"]
+    start = TaskInput(
+        task=task.task,
+        suite=suite,
+        trial=trial,
+        digest=task.digest,
+        seed=task.seed,
+        options=options,
+        folder=task.folder,
+    )
+    attributes = [
+        SearchAttributePair(SearchAttributeKey.for_keyword(KIND_ATTRIBUTE), "task"),
+        SearchAttributePair(SearchAttributeKey.for_keyword(SUITE_ATTRIBUTE), suite),
+        SearchAttributePair(SearchAttributeKey.for_keyword(TASK_ATTRIBUTE), task_id),
+    ]
+    try:
+        handle = await client.start_workflow(
+            TASK_WORKFLOW,
+            start,
+            id=task_workflow_id(suite, task_id, trial),
+            task_queue=queue,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE
+            if may_follow
+            else WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            search_attributes=TypedSearchAttributes(
+                attributes if options.search_attributes else []
+            ),
+            static_summary=f"{task_id} · trial {trial}",
+            rpc_timeout=_START,
+        )
+    except WorkflowAlreadyStartedError:
+        return None
+    except RPCError as error:
+        raise PerdureError(
+            f"task {task_id!r} cannot be started: the Temporal service says "
+            f"{error.status.name} ({error.message})"
+        ) from error
+    return handle.first_execution_run_id or handle.result_run_id

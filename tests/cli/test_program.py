@@ -1,0 +1,99 @@
+"""The program as a whole: how it starts, how it ends, how it takes a closed pipe."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import perdure.cli
+from perdure.cli import READER_GONE, status_of
+from perdure.cli.console import printable
+from tests.cli.support import CommandLine
+
+HEAVY = (
+    "temporalio",
+    "pydantic",
+    "rich.live",
+    "worker",
+    "activities",
+    "workflows",
+    "yaml",
+    "httpx",
+)
+
+
+def test_parsing_loads_nothing_heavy(perdure: CommandLine) -> None:
+    """Start-up time is felt at every call; what is loaded is its cause, and does not vary."""
+    code = "import sys, perdure.cli; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=perdure.environment(), capture_output=True, text=True
+    ).stdout.split()
+
+    assert "perdure.cli" in loaded
+    assert sorted(set(HEAVY) & set(loaded)) == []
+
+
+def test_a_closed_pipe_ends_a_command_quietly(perdure: CommandLine) -> None:
+    for number in range(300):
+        perdure.write(f"{number}.yaml", "steps: [{id: a, type: nope}]\n")
+
+    process = perdure.start("validate", ".")
+    assert process.stdout
+    process.stdout.close()  # as `perdure validate . | head -0` does
+    assert process.stderr
+    with process.stderr:
+        error = process.stderr.read()
+
+    assert process.wait() == READER_GONE
+    assert error == ""
+
+
+def test_python_m_worker_and_worker_py_are_the_command_worker(perdure: CommandLine) -> None:
+    helped = subprocess.run(
+        [sys.executable, "-m", "worker", "--help"],
+        env=perdure.environment(),
+        cwd=perdure.folder,
+        capture_output=True,
+        text=True,
+    )
+    assert helped.returncode == 0, helped.stderr
+    assert "Usage: perdure worker" in helped.stdout
+
+
+def test_a_defect_is_a_line_that_asks_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("a\nb")
+
+    monkeypatch.setattr(perdure.cli, "app", broken)
+
+    assert status_of([]) == 70
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "ZeroDivisionError: a b" in error
+    assert "PERDURE_DEBUG=1" in error
+
+    monkeypatch.setenv("PERDURE_DEBUG", "1")
+    assert status_of([]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perdure.cli, "app", interrupted)
+
+    assert status_of([]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_text_from_outside_is_one_printable_line() -> None:
+    assert printable("a\x1b[31mb\r\n\tc\x9b") == "a\\x1b[31mb c\\x9b"
+    assert printable("x" * 10, 5) == "xxxx…"
+    assert printable(None) == ""

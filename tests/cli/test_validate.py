@@ -1,0 +1,115 @@
+"""`perdure validate`: every problem of every document, a line each, and nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.cli import status_of
+from tests.cli.support import CommandLine
+
+GOOD = """\
+steps:
+  - {id: a, type: command, command: [echo, hi]}
+"""
+BAD = """\
+steps:
+  - {id: a, type: command, command: [echo, hi], depends_on: [nowhere]}
+  - {id: a, type: nonsense}
+"""
+LATER = """\
+environments: [shop]
+steps:
+  - {id: order, type: exec, environment: shop, service: api, command: ls}
+  - {id: aside, type: command, command: "true", uses: [shop], depends_on: []}
+  - {id: agent, type: command, command: "true", uses: [], depends_on: [order]}
+  - id: check
+    type: verify
+    checks: [{path: results.agent.exit_code, equals: 0}]
+    depends_on: [agent]
+    retry_config: {retry_from_step_id: order, max_retries: 2}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    return tmp_path
+
+
+def test_valid_documents_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["validate", str(folder)]) == 0
+    assert capsys.readouterr().out == "1 valid task\n"
+
+
+def test_every_problem_of_every_document_is_a_line_with_file_line_and_step(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad.yaml").write_text(BAD)
+    (folder / "worse.yaml").write_text("steps: [\n")
+
+    assert status_of(["validate", str(folder)]) == 2
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert sum(line.startswith(f"{folder}/bad.yaml:") for line in lines) == 3
+    assert any("'nowhere'" in line and "bad.yaml:2: step 'a'" in line for line in lines)
+    assert any(line.startswith(f"{folder}/worse.yaml:") for line in lines)
+    assert lines[-1] == "4 problems; 1 valid task beside them"
+
+
+def test_what_this_version_cannot_run_is_a_note_and_spans_are_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "later.yaml").write_text(LATER)
+
+    assert status_of(["validate", str(folder)]) == 0
+
+    printed = capsys.readouterr().out
+    assert printed.count("note: ") == 3
+    assert (
+        "step 'check': a failure rolls back to 'order' at most 2 times "
+        "and undoes order, aside, agent, check; resets shop"
+    ) in printed
+    assert printed.endswith("2 valid tasks\n")
+
+
+def test_run_refuses_what_it_cannot_run_before_anything_is_started(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "later.yaml").write_text(LATER)
+    (folder / "bad.yaml").write_text(BAD)
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(folder / "state"))
+
+    assert status_of(["run", str(folder)]) == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1] == "nothing was started"
+    assert printed.err.count("bad.yaml:") == 3
+    assert printed.err.count("later.yaml:") == 3
+    assert not (folder / "state").exists()
+
+
+def test_a_problem_s_text_cannot_move_the_cursor(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad.yaml").write_text('steps: [{id: "a\\e[2J\\nb", type: command}]\n')
+
+    assert status_of(["validate", str(folder)]) == 2
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_c42_a_file_that_cannot_be_read_is_a_line_and_no_trace(perdure: CommandLine) -> None:
+    perdure.folder.joinpath("latin.yaml").write_bytes(b"id: caf\xe9\nsteps: []\n")
+    perdure.write("twice.yaml", "steps: []\nsteps: []\n")
+    perdure.write("empty.yaml", "")
+
+    done = perdure("validate", "latin.yaml", "twice.yaml", "empty.yaml", "missing.yaml")
+
+    assert done.returncode == 2
+    for name in ("latin.yaml:1", "twice.yaml:2", "empty.yaml", "missing.yaml"):
+        assert name in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not perdure.state.exists()

@@ -1,0 +1,441 @@
+"""The Python client: on a server with a worker beside it, and on the embedded one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.testing import WorkflowEnvironment
+
+from perdure.client import (
+    Perdure,
+    SuiteRun,
+    TaskFailed,
+    UnknownRun,
+    UnknownSuite,
+    WorkerConfig,
+)
+from perdure.config import Settings
+from perdure.documents import InvalidDocuments
+from perdure.embedded import Embedded
+from perdure.errors import PerdureError
+from perdure.messages import SuiteProgress
+from perdure.results import suite_files
+from perdure.server import users
+from perdure.suite_input import BadId
+from perdure.task_start import TaskRunning
+from perdure.workers import WorkerFailed, log_pids
+from tests.conftest import find_program
+from worker import WorkerOptions, serving
+
+WAIT = {"id": "wait", "type": "command", "command": "while [ ! -e go ]; do sleep 0.05; done"}
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            answer = condition()
+            if (await answer) if isinstance(answer, Awaitable) else answer:
+                return
+            await asyncio.sleep(0.05)
+
+
+def name() -> str:
+    return f"s{uuid.uuid4().hex[:8]}"
+
+
+def task(id: str, *commands: str, **more: Any) -> dict[str, Any]:
+    """A task whose steps `s0`, `s1`, ... are these shell commands."""
+    steps = [
+        {"id": f"s{number}", "type": "command", "command": command}
+        for number, command in enumerate(commands or ("true",))
+    ]
+    return {"id": id, "steps": steps, **more}
+
+
+@pytest.fixture
+async def perdure(
+    temporal: WorkflowEnvironment, temporal_settings: Settings, tmp_path: Path
+) -> AsyncIterator[Perdure]:
+    """A client of a server that is not embedded, and a worker on its queue."""
+    settings = replace(
+        temporal_settings,
+        queue=f"q-{uuid.uuid4().hex[:8]}",
+        blobs_shared=True,
+        temporal_env={"TEMPORAL_ADDRESS": temporal.client.service_client.config.target_host},
+    )
+    options = WorkerOptions(
+        settings.queue, "here", settings.state.runs, settings.state.results, single_host=False
+    )
+    settings.state.prepare()
+    async with (
+        serving(temporal.client, options),
+        await Perdure.connect(settings) as connection,
+    ):
+        yield connection
+
+
+# --- Suites -----------------------------------------------------------------------------------
+
+
+async def test_a_suite_of_paths_and_documents_runs_to_its_document(
+    perdure: Perdure, tmp_path: Path
+) -> None:
+    file = tmp_path / "first.yaml"
+    file.write_text("steps: [{id: a, type: command, command: [echo, 'hi <who>']}]\n")
+    document = await perdure.run_suite([file, task("second", "exit 3")], seed={"who": "you"})
+    assert document["suite"].startswith("first-")
+    assert document["totals"] == {
+        "total": 2, "succeeded": 1, "failed": 1, "cancelled": 0, "usage": {},
+    }  # fmt: skip
+    first, second = document["tasks"]
+    assert (first["id"], first["status"], first["index"]) == ("first", "succeeded", 0)
+    assert first["trials"][0]["steps"][0]["attempts"] == 1
+    assert second["trials"][0]["failure"]["step"] == "s0"
+    assert document["pass_at_k"] == {"1": 0.5}
+
+
+async def test_the_document_is_the_same_without_the_files_of_results(perdure: Perdure) -> None:
+    suite = name()
+    document = await perdure.run_suite([task("a", "echo hi"), task("b", "exit 1")], suite=suite)
+    files = suite_files(perdure.settings.state.results, suite)
+    files.lines_file.unlink()
+    again = await perdure.suite(suite)
+    assert again.how == "found"
+    assert await again.outcome() == document
+
+
+async def test_callbacks_hear_of_every_start_and_every_success_with_the_context(
+    perdure: Perdure,
+) -> None:
+    heard: list[tuple[Any, ...]] = []
+    flaky = '[ "$PERDURE_ATTEMPT" = 2 ]'
+    document = task("t", "echo one", flaky, "echo three")
+    document["steps"][1]["retry"] = {"max_attempts": 2, "initial_interval": 0.1}
+
+    def started(index: int, total: int, step: dict[str, Any], context: dict[str, Any]) -> None:
+        heard.append(("start", index, total, step["id"], sorted(context["results"])))
+
+    async def completed(
+        index: int, total: int, step: dict[str, Any], context: dict[str, Any], seconds: float
+    ) -> None:
+        assert seconds >= 0
+        heard.append(("complete", index, total, step["id"], sorted(context["results"])))
+
+    await perdure.run_suite(document, on_step_start=started, on_step_complete=completed)
+    assert heard == [
+        ("start", 0, 3, "s0", []),
+        ("complete", 0, 3, "s0", ["s0"]),
+        ("start", 1, 3, "s1", ["s0"]),
+        ("start", 1, 3, "s1", ["s0"]),
+        ("complete", 1, 3, "s1", ["s0", "s1"]),
+        ("start", 2, 3, "s2", ["s0", "s1"]),
+        ("complete", 2, 3, "s2", ["s0", "s1", "s2"]),
+    ]
+
+
+async def test_a_callback_that_fails_or_writes_changes_nothing(
+    perdure: Perdure, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(index: int, total: int, step: dict[str, Any], context: dict[str, Any]) -> None:
+        context["results"]["s0"] = "spoilt"
+        step["id"] = "spoilt"
+        raise RuntimeError("not my day")
+
+    document = await perdure.run_suite(task("t", "true", "true"), on_step_start=spoil)
+    assert document["totals"]["succeeded"] == 1
+    assert "not my day" in caplog.text
+    record = await perdure.run(f"{document['suite']}/t").record()
+    assert record["context"]["results"]["s0"]["exit_code"] == 0
+
+
+async def test_progress_is_told_as_it_is_made_and_each_end_once(perdure: Perdure) -> None:
+    run = await perdure.start_suite([task(f"t{n}") for n in range(5)], max_parallel=2)
+    seen: list[SuiteProgress] = []
+    await run.follow(on_progress=seen.append, poll_seconds=0.01)
+    assert sorted(t.task_id for p in seen for t in p.ended) == [f"t{n}" for n in range(5)]
+    assert (seen[-1].succeeded, seen[-1].pending, seen[-1].running) == (5, 0, [])
+    assert (await run.wait()).succeeded == 5
+
+
+async def test_a_suite_that_is_open_is_attached_to_and_waited_for(perdure: Perdure) -> None:
+    suite, document = name(), {"id": "t", "steps": [WAIT]}
+    first = await perdure.start_suite(document, suite=suite)
+    second = await perdure.start_suite(document, suite=suite)
+    assert (second.how, second.run_id) == ("attached", first.run_id)
+    await until(lambda: _runs_step(second))
+    _release(perdure, suite, "t")
+    assert (await second.outcome())["tasks"][0]["status"] in ("running", "succeeded")
+    assert (await second.wait()).succeeded == 1
+    third = await perdure.start_suite(document, suite=suite)
+    assert third.how == "finished"
+    assert (await third.outcome())["run_id"] == first.run_id
+
+
+async def test_a_cancelled_suite_ends_cancelled_and_its_waiting_tasks_are_not_failed(
+    perdure: Perdure,
+) -> None:
+    documents = [{"id": f"t{n}", "steps": [WAIT]} for n in range(3)]
+    run = await perdure.start_suite(documents, max_parallel=1)
+    await until(lambda: _runs_step(run))
+    await run.cancel("enough")
+    result = await run.wait()
+    assert (result.cancelled, result.failed) == (1, 0)
+    outcome = await run.outcome()
+    assert [t["status"] for t in outcome["tasks"]] == ["cancelled", "not_run", "not_run"]
+    await run.cancel()  # closed: without effect
+
+
+async def _runs_step(run: SuiteRun) -> bool:
+    progress = await run.progress()
+    if not progress.running:
+        return False
+    task_id = progress.running[0].split("/")[2]
+    return bool((await run.task(task_id).progress())["running"])
+
+
+def _release(perdure: Perdure, suite: str, task_id: str) -> None:
+    """Let the step `wait` of a run end."""
+    (work,) = (perdure.settings.state.runs / suite / task_id / "1").glob("*/work")
+    (work / "go").touch()
+
+
+async def test_bad_documents_start_nothing(perdure: Perdure) -> None:
+    suite = name()
+    with pytest.raises(InvalidDocuments) as caught:
+        await perdure.start_suite(
+            [{"id": "a", "steps": [{"id": "x", "type": "nope"}]}, {"id": "b", "steps": []}],
+            suite=suite,
+        )
+    assert len(caught.value.problems) >= 2
+    with pytest.raises(BadId, match="nearest legal id is 'a-b'"):
+        await perdure.start_suite(task("t"), suite="a b")
+    with pytest.raises(PerdureError, match="is in"):
+        await perdure.start_suite([task("t"), task("t")], suite=suite)
+    with pytest.raises(PerdureError, match="no task 'other'"):
+        await perdure.start_suite(task("t"), suite=suite, only=["other"])
+    with pytest.raises(UnknownSuite):
+        await perdure.suite(suite)
+
+
+async def test_an_unknown_suite_is_refused_with_the_nearest_known_one(perdure: Perdure) -> None:
+    suite = name()
+    await perdure.run_suite(task("t"), suite=suite)
+
+    async def listed() -> bool:
+        return suite in [entry.suite for entry in await perdure.suites()]
+
+    await until(listed)
+    with pytest.raises(UnknownSuite, match=suite):
+        await perdure.suite(f"{suite}x")
+
+
+async def test_suites_and_runs_are_listed_with_their_state(perdure: Perdure) -> None:
+    suite = name()
+    await perdure.run_suite([task("good"), task("bad", "exit 1")], suite=suite)
+
+    async def listed() -> bool:
+        return len([r for r in await perdure.runs(suite) if r.status != "running"]) == 2
+
+    await until(listed)
+    (entry,) = [e for e in await perdure.suites() if e.suite == suite]
+    assert (entry.status, entry.total, entry.succeeded, entry.failed) == ("failed", 2, 1, 1)
+    runs = {entry.task_id: entry for entry in await perdure.runs(suite)}
+    assert (runs["good"].status, runs["good"].failure) == ("succeeded", None)
+    assert runs["bad"].status == "failed"
+    assert "step 's0'" in (runs["bad"].failure or "")
+
+
+# --- Tasks by themselves ----------------------------------------------------------------------
+
+
+async def test_a_task_is_started_as_often_as_one_likes(perdure: Perdure) -> None:
+    suite, document = name(), task("t", "echo <n>", seed={"n": "0"})
+    handles = [await perdure.start_task(document, seed={"n": n}, suite=suite) for n in "123"]
+    assert [h.id for h in handles] == [f"task/{suite}/t/{n}" for n in (1, 2, 3)]
+    results = [await h.result() for h in handles]
+    assert [r.context["results"]["s0"]["stdout"] for r in results] == ["1\n", "2\n", "3\n"]
+    assert results[0].context["metadata"]["seed"] == {"n": "1"}
+
+
+async def test_events_follow_a_task_to_its_end(perdure: Perdure) -> None:
+    handle = await perdure.start_task(task("t", "true", "false"), suite=name())
+    events = [event async for event in handle.events()]
+    assert [e["seq"] for e in events] == list(range(1, len(events) + 1))
+    assert [e["type"] for e in events] == [
+        "task.started", "step.started", "step.completed", "step.started", "step.failed",
+        "task.failed",
+    ]  # fmt: skip
+
+
+async def test_a_failed_task_raises_with_its_record(perdure: Perdure) -> None:
+    handle = await perdure.start_task(task("t", "echo oops >&2; exit 4"), suite=name())
+    with pytest.raises(TaskFailed, match="step 's0'") as caught:
+        await handle.result()
+    assert caught.value.record["status"] == "failed"
+    assert caught.value.record["context"]["results"]["s0"]["stderr"] == "oops\n"
+
+
+async def test_a_cancelled_task_raises_with_the_reason(perdure: Perdure) -> None:
+    handle = await perdure.start_task({"id": "t", "steps": [WAIT]}, suite=name())
+
+    async def waits() -> bool:
+        return (await handle.progress())["running"] == ["wait"]
+
+    await until(waits)
+    await handle.cancel("enough")
+    with pytest.raises(TaskFailed, match="cancelled: enough"):
+        await handle.result()
+    await handle.cancel()  # closed: without effect
+
+
+async def test_a_trial_that_is_open_is_not_started_twice(perdure: Perdure) -> None:
+    suite, document = name(), {"id": "t", "steps": [WAIT]}
+    handle = await perdure.start_task(document, suite=suite, trial=1)
+    with pytest.raises(TaskRunning):
+        await perdure.start_task(document, suite=suite, trial=1)
+    await handle.cancel()
+    with pytest.raises(TaskFailed):
+        await handle.result()
+
+
+async def test_a_run_is_found_by_its_short_name_and_unknown_ones_are_refused(
+    perdure: Perdure,
+) -> None:
+    suite = name()
+    await perdure.run_suite(task("t"), suite=suite)
+    names = (f"{suite}/t", f"{suite}/t/1", f"task/{suite}/t/1")
+    assert {(await perdure.run(n).record())["status"] for n in names} == {"succeeded"}
+    with pytest.raises(UnknownRun):
+        await perdure.run(f"{suite}/other").record()
+    with pytest.raises(UnknownRun):
+        await perdure.run(f"{suite}/other").cancel()
+    for bad in ("", "x", "a/b/c/d/e", "a/../b", "a/b/0", "suite/x y/z"):
+        with pytest.raises(PerdureError):
+            perdure.run(bad)
+
+
+# --- The embedded server and its worker -------------------------------------------------------
+
+
+@pytest.fixture
+def embedded_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    binary = find_program("temporal")
+    assert binary
+    # The worker processes read the environment themselves.
+    for variable in [v for v in os.environ if v.startswith(("TEMPORAL_", "PERDURE_"))]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PATH", f"{Path(binary).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    return Settings.from_env({"PERDURE_STATE_DIR": str(tmp_path / "state")})
+
+
+def worker_pids(settings: Settings) -> set[int]:
+    return {user.pid for user in users(settings.state) if user.role == "worker"}
+
+
+async def test_the_embedded_server_and_a_worker_come_and_go_with_the_client(
+    embedded_settings: Settings,
+) -> None:
+    async with await Perdure.connect(embedded_settings) as perdure:
+        assert perdure.embedded
+        assert (perdure.ui_url or "").startswith("http://")
+        document = await perdure.run_suite(task("t", "echo hi"), suite="first")
+        assert document["totals"]["succeeded"] == 1
+        queue = "perdure.first"
+        assert log_pids(embedded_settings.state, queue) == worker_pids(embedded_settings)
+    assert users(embedded_settings.state) == []
+    # What a later client finds, and that it starts no worker for it.
+    async with await Perdure.connect(embedded_settings) as perdure:
+        again = await perdure.start_suite(task("t", "echo hi"), suite="first")
+        assert again.how == "finished"
+        assert worker_pids(embedded_settings) == set()
+
+
+async def test_a_worker_that_is_killed_is_started_again_and_the_suite_goes_on(
+    embedded_settings: Settings,
+) -> None:
+    waiting = {**WAIT, "heartbeat_timeout": 1}
+    async with await Perdure.connect(embedded_settings) as perdure:
+        run = await perdure.start_suite({"id": "t", "steps": [waiting]}, suite="killed")
+        await until(lambda: _runs_step(run))
+        (first,) = worker_pids(embedded_settings)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: bool(worker_pids(embedded_settings) - {first}))
+        _release(perdure, "killed", "t")
+        assert (await run.wait()).succeeded == 1
+
+
+async def test_a_worker_that_is_left_behind_outlives_its_client_and_finishes(
+    embedded_settings: Settings,
+) -> None:
+    async with await Perdure.connect(embedded_settings) as perdure:
+        run = await perdure.start_suite({"id": "t", "steps": [WAIT]}, suite="left")
+        await until(lambda: _runs_step(run))
+        run.detach()
+    (pid,) = worker_pids(embedded_settings)
+    try:
+        async with await Perdure.connect(embedded_settings, role="reader") as perdure:
+            _release(perdure, "left", "t")
+            found = await perdure.suite("left")
+            assert (await found.wait()).succeeded == 1
+            assert worker_pids(embedded_settings) == {pid}
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        await until(lambda: pid not in worker_pids(embedded_settings))
+
+
+async def test_a_worker_that_cannot_start_says_why(embedded_settings: Settings) -> None:
+    embedded = await Embedded.join(embedded_settings, role="test")
+    try:
+        with pytest.raises(WorkerFailed, match="no_such_module"):
+            await embedded.serve("perdure.bad", WorkerConfig(steps=("no_such_module",)))
+    finally:
+        await embedded.close()
+
+
+CLIENT = """
+import asyncio, sys
+from pathlib import Path
+from perdure.client import Perdure
+from perdure.config import Settings
+
+async def main():
+    settings = Settings.from_env({"PERDURE_STATE_DIR": sys.argv[1]})
+    async with await Perdure.connect(settings) as perdure:
+        await perdure.run_suite(sys.argv[2], suite="crashed")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_client_that_is_killed_takes_its_worker_along_and_cancel_cleans_up(
+    embedded_settings: Settings, tmp_path: Path
+) -> None:
+    document = tmp_path / "t.json"
+    document.write_text(json.dumps({"id": "t", "steps": [WAIT]}))
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CLIENT, str(embedded_settings.state.path), str(document))
+    )
+    runs = embedded_settings.state.runs / "crashed" / "t" / "1"
+    await until(lambda: client.returncode is not None or any(runs.glob("*/steps/wait.1")))
+    (orphan,) = worker_pids(embedded_settings)
+    client.kill()
+    await client.wait()
+    async with await Perdure.connect(embedded_settings, role="reader") as perdure:
+        left = await perdure.suite("crashed")
+        await left.cancel("by another")
+        assert (await left.wait()).cancelled == 1
+        record = await perdure.run("crashed/t").record()
+        assert record["status"] == "cancelled"
+        assert len(record["steps"][0]["attempts"]) == 1
+        await until(lambda: orphan not in worker_pids(embedded_settings))

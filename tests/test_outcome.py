@@ -1,0 +1,115 @@
+"""The document of `run --json`, and pass@k."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.messages import SuiteTask, TrialSummary
+from perdure.outcome import Trials, line_of_summary, outcome, pass_at_k
+
+
+def task(id: str, repeats: int = 1) -> SuiteTask:
+    return SuiteTask({"id": id, "steps": []}, digest=id, repeats=repeats)
+
+
+def line(id: str, status: str = "succeeded", trial: int = 1, **more: Any) -> dict[str, Any]:
+    summary = TrialSummary(id, trial, f"run-{id}-{trial}", status, started_at=1.0, **more)  # type: ignore[arg-type]
+    return line_of_summary(summary)
+
+
+def test_totals_count_trials_and_add_up_what_they_used() -> None:
+    ended = [
+        line("a", usage={"cost": 0.5}),
+        line("b", "failed", usage={"cost": 1.0, "tokens": 7}),
+    ]
+    document = outcome("s", "r", [task("a"), task("b"), task("c")], Trials(ended))
+    assert document["totals"] == {
+        "total": 3,
+        "succeeded": 1,
+        "failed": 1,
+        "cancelled": 0,
+        "usage": {"cost": 1.5, "tokens": 7},
+    }
+    assert (document["suite"], document["run_id"]) == ("s", "r")
+
+
+def test_a_trial_that_was_not_run_is_not_a_failed_one() -> None:
+    document = outcome("s", "r", [task("a"), task("b")], Trials([line("a")]))
+    assert [t["status"] for t in document["tasks"]] == ["succeeded", "not_run"]
+    assert document["tasks"][1]["trials"] == []
+    assert document["totals"]["failed"] == 0
+    assert document["pass_at_k"] == {"1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "running", "is_open", "expected"),
+    [
+        (["succeeded", "succeeded"], [], False, ("succeeded", True)),
+        (["succeeded", "failed"], [], False, ("failed", True)),
+        (["failed", "failed"], [], False, ("failed", False)),
+        (["succeeded", "cancelled"], [], False, ("cancelled", True)),
+        (["succeeded"], [], False, ("not_run", True)),
+        (["succeeded"], [("a", 2)], True, ("running", True)),
+        (["succeeded"], [], True, ("pending", True)),
+        ([], [], True, ("pending", False)),
+    ],
+)
+def test_a_tasks_status_is_the_worst_of_its_trials(
+    statuses: list[str], running: list[tuple[str, int]], is_open: bool, expected: tuple[str, bool]
+) -> None:
+    ended = [line("a", status, trial) for trial, status in enumerate(statuses, 1)]
+    document = outcome("s", "r", [task("a", repeats=2)], Trials(ended, running, is_open))
+    (found,) = document["tasks"]
+    assert (found["status"], found["passed"]) == expected
+
+
+def test_trials_stand_in_their_order_and_hold_what_the_contract_names() -> None:
+    ended = [line("a", trial=2), line("a", "failed", trial=1, failure_kind="timeout",
+                                      failure_step="x", failure_reason="late")]  # fmt: skip
+    document = outcome("s", "r", [task("a", repeats=2)], Trials(ended))
+    first, second = document["tasks"][0]["trials"]
+    assert (first["trial"], second["trial"]) == (1, 2)
+    assert first["failure"] == {"kind": "timeout", "step": "x", "reason": "late"}
+    assert second["failure"] is None
+    assert list(first) == [
+        "trial", "run_id", "status", "failure", "steps", "retry_resets", "instances", "usage",
+        "started_at", "duration",
+    ]  # fmt: skip
+
+
+def test_lines_of_tasks_that_the_suite_does_not_have_are_left_out() -> None:
+    document = outcome("s", "r", [task("a")], Trials([line("a"), line("other", "failed")]))
+    assert document["totals"]["failed"] == 0
+
+
+def test_pass_at_k_of_three_trials_with_one_success() -> None:
+    assert pass_at_k([(3, 1)]) == {
+        "1": pytest.approx(1 / 3),
+        "2": pytest.approx(2 / 3),
+        "3": pytest.approx(1.0),
+    }
+
+
+def test_a_task_with_fewer_trials_than_k_is_left_out_of_that_k() -> None:
+    assert pass_at_k([(1, 1), (2, 0)]) == {"1": 0.5, "2": 0.0}
+
+
+def test_without_verdicts_there_is_no_estimate() -> None:
+    assert pass_at_k([]) == {}
+    assert pass_at_k([(0, 0)]) == {}
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))
+def test_pass_at_k_is_the_share_of_choices_with_a_success(trials: tuple[int, int]) -> None:
+    n, c = trials
+    found = pass_at_k([trials])
+    for k in range(1, n + 1):
+        choices = list(combinations([True] * c + [False] * (n - c), k))
+        share = Fraction(sum(any(choice) for choice in choices), len(choices))
+        assert found[str(k)] == pytest.approx(float(share))

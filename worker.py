@@ -1,0 +1,159 @@
+"""The worker process: settings in, workflows and activities listed, run.
+
+`python worker.py` is `perdure worker`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import temporalio.client
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+import activities
+import workflows
+from activities.contexts import Contexts
+from activities.results import Results
+from activities.secrets import WorkerEnvironment
+from activities.step import Steps
+from activities.supervise import Supervisor
+from activities.threads import StepThreads
+from perdure.errors import PerdureError
+from perdure.names import control_queue, steps_queue
+from workflows.suite import SuiteWorkflow
+from workflows.task import TaskWorkflow
+
+WORKFLOWS: Sequence[type] = (TaskWorkflow, SuiteWorkflow)
+
+PASSED_THROUGH = (
+    "perdure",
+    "pydantic",
+    "pydantic_core",
+    "jsonschema",
+    "referencing",
+    "rpds",
+    "attrs",
+)
+"""Imported once, not anew in each workflow's sandbox: 17 ms a workflow in place of 62."""
+
+BEAT_THROTTLE = timedelta(seconds=0.5)
+"""The SDK's own throttle would make a cancel arrive after 4 to 7 s."""
+
+STICKY_TIMEOUT = timedelta(seconds=1)
+"""How long a resume or a query waits for a dead worker; the SDK's default is 10 s."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker serves, and with what."""
+
+    queue: str
+    host: str
+    runs: Path
+    """Where runs have their directories."""
+    results: Path
+    """Where results go when a suite does not say."""
+    single_host: bool = True
+    """False: tasks that were bound to this host find their steps on a queue of its own."""
+    environment: WorkerEnvironment = field(default_factory=WorkerEnvironment)
+    step_slots: int = 200
+    """Steps at once."""
+    drain: timedelta = timedelta(seconds=10)
+    """After SIGTERM, how long running steps may go on before they are handed back."""
+
+
+class ShadowedPackage(PerdureError):
+    """Another distribution's package stands where ours should."""
+
+
+def check_packages() -> None:
+    """Make sure that `workflows` and `activities` are ours.
+
+    Their names are short, and other distributions install the same ones.
+    Raises ShadowedPackage naming the package in the way.
+    """
+    here = Path(__file__).resolve().parent
+    for package in (workflows, activities):
+        found = Path(package.__file__ or "?").resolve().parent
+        if found.parent != here:
+            raise ShadowedPackage(
+                f"package {package.__name__!r} comes from {found}, which is not perdure's; "
+                f"uninstall what put it there, or start from another directory"
+            )
+
+
+def sandbox() -> SandboxedWorkflowRunner:
+    """The sandbox of every worker and replayer."""
+    return SandboxedWorkflowRunner(
+        restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
+    )
+
+
+@asynccontextmanager
+async def serving(client: temporalio.client.Client, options: WorkerOptions) -> AsyncIterator[None]:
+    """Serve the queues of `options` until the block is left, then drain."""
+    check_packages()
+    async with AsyncExitStack() as stack:
+        supervisor = await Supervisor.start()
+        stack.push_async_callback(supervisor.close)
+        threads = StepThreads(options.step_slots)
+        stack.callback(threads.close)
+        contexts = Contexts(client)
+        steps = Steps(client, options.host, options.runs, options.environment, supervisor,
+                      threads, contexts)  # fmt: skip
+        results = Results(client, options.runs, options.results, contexts)
+        common: dict[str, Any] = {
+            "max_heartbeat_throttle_interval": BEAT_THROTTLE,
+            "default_heartbeat_throttle_interval": BEAT_THROTTLE,
+            "graceful_shutdown_timeout": options.drain,
+        }
+        at_work = [
+            Worker(
+                client,
+                task_queue=options.queue,
+                workflows=WORKFLOWS,
+                activities=[steps.run_step, results.finish_task, results.write_suite],
+                workflow_runner=sandbox(),
+                sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+                max_concurrent_activities=options.step_slots,
+                **common,
+            ),
+            Worker(
+                client,
+                task_queue=control_queue(options.queue),
+                activities=[results.probe_trials],
+                **common,
+            ),
+        ]
+        if not options.single_host:
+            at_work.append(
+                Worker(
+                    client,
+                    task_queue=steps_queue(options.queue, options.host),
+                    activities=[steps.run_step, results.finish_task],
+                    max_concurrent_activities=options.step_slots,
+                    **common,
+                )
+            )
+        for worker in at_work:
+            await stack.enter_async_context(worker)
+        yield
+
+
+def main() -> None:
+    """`perdure worker`."""
+    from perdure.cli import main as perdure
+
+    sys.argv[1:1] = ["worker"]
+    perdure()
+
+
+if __name__ == "__main__":
+    main()
