@@ -15,14 +15,16 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contexts import Contexts
 from activities.host import forget
-from activities.places import RunPlace, safe_part
+from activities.places import RunPlace, UnsafeName, safe_part
 from perdure.core.summary import clip_summary
+from perdure.errors import PerdureError
 from perdure.messages import FinishTask, ProbeTrials, TrialSummary, WriteSuite
-from perdure.names import FINISH_TASK, PROBE_TRIALS, WRITE_SUITE
+from perdure.names import BAD_INPUT, FINISH_TASK, PROBE_TRIALS, WRITE_SUITE
 from perdure.results import result_line, suite_files, trial_files, write_json
 
 _LOGS = ("stdout", "stderr")
@@ -48,7 +50,7 @@ class Results:
         summary = end.summary
         try:
             await asyncio.to_thread(self._write_run, end)
-        except OSError as error:
+        except (OSError, PerdureError) as error:
             note = f"the record could not be written: {error}; see `perdure show`"
             summary = clip_summary(replace(summary, note=note))
             activity.logger.error("%s: %s", end.run.workflow_id, note)
@@ -59,8 +61,15 @@ class Results:
 
     @activity.defn(name=WRITE_SUITE)
     async def write_suite(self, suite: WriteSuite) -> None:
-        """Write the suite's own file."""
-        files = suite_files(self._base(suite.results_dir), safe_part(suite.suite))
+        """Write the suite's own file.
+
+        Raises ApplicationError:
+            BadInput: the suite's name cannot be part of a path; not retried.
+        """
+        try:
+            files = suite_files(self._base(suite.results_dir), safe_part(suite.suite))
+        except UnsafeName as error:
+            raise ApplicationError(str(error), type=BAD_INPUT, non_retryable=True) from None
         totals = {
             status: sum(1 for t in suite.trials if t.status == status)
             for status in ("succeeded", "failed", "cancelled")

@@ -24,7 +24,7 @@ import activities.steps  # noqa: F401  (registers the built-in types)
 from activities import marker
 from activities.contexts import Contexts, StaleAttempt
 from activities.host import StepHost, WorkerEnvironment
-from activities.places import RunPlace
+from activities.places import RunPlace, UnsafeName
 from activities.results import is_open
 from activities.secrets import SecretFile
 from activities.supervise import Supervisor, SupervisorLost
@@ -34,7 +34,7 @@ from perdure.core.redaction import mask, mask_ops, redact, restore
 from perdure.core.task import Step
 from perdure.errors import PerdureError
 from perdure.messages import Json, StepFailure, StepOutcome, StepTask
-from perdure.names import RUN_STEP, WORKER_LOST, WORKER_SHUTDOWN
+from perdure.names import BAD_INPUT, RUN_STEP, WORKER_LOST, WORKER_SHUTDOWN
 from perdure.payloads import adapter
 from perdure.steps import Context, StepFailed, StepType, registered
 
@@ -83,8 +83,13 @@ class Steps:
             the type of the step's failure: the attempt failed.
             WorkerShutdown: handed back, since this worker is stopping.
             WorkerLost: the supervisor died under it.
+            BadInput: a name that cannot be part of a path.
         """
-        place = RunPlace.of(self._runs, task.run)
+        try:
+            place = RunPlace.of(self._runs, task.run)
+            place.attempt(task.step["id"], task.attempt)
+        except UnsafeName as error:
+            raise ApplicationError(str(error), type=BAD_INPUT, non_retryable=True) from None
         outcome = await asyncio.to_thread(_adopted, place, task) if task.lost_attempts else None
         if outcome is None:
             await self._end_earlier(task)

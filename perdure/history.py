@@ -18,7 +18,7 @@ from perdure.attempt_ends import take_error
 from perdure.core.run import BadRange, Dispatch, RunFailure, TaskRun
 from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
-from perdure.messages import Json, RunRef, StepOutcome, TaskInput
+from perdure.messages import FailureKind, Json, RunRef, StepOutcome, TaskInput
 from perdure.names import BAD_INPUT, RUN_STEP
 
 RunEvent = dict[str, Any]
@@ -260,8 +260,8 @@ class TaskHistory:
             known = isinstance(error, ApplicationError)
             name = error.type if isinstance(error, ApplicationError) and error.type else "Error"
             message = error.message if isinstance(error, ApplicationError) else str(error)
-            kind_of_failure = "bad_input" if known and name == BAD_INPUT else "infrastructure"
-            self._break_off("failed", RunFailure(None, message, name, kind_of_failure), now)
+            what: FailureKind = "bad_input" if known and name == BAD_INPUT else "infrastructure"
+            self._break_off("failed", RunFailure(None, message, name, what), now)
 
     def _break_off(self, reason: str, failure: RunFailure | None, now: float) -> None:
         """The workflow closed before the run was over."""

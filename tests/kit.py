@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,16 @@ class Bench:
         """Start a task of these steps, checked like any document."""
         id = document.pop("id", f"t{uuid.uuid4().hex[:8]}")
         folder = document.pop("folder", None)
-        loaded = load_document(
+        (loaded,) = load_document(
             {"id": id, "steps": list(steps), **document}, custom_types=custom_types()
         ).checked()
         return await self.client.start_workflow(
             "TaskWorkflow",
             TaskInput(
-                task=loaded.tasks[0].task.to_dict(),
+                task=loaded.task.to_dict(),
                 suite=self.suite,
                 options=options or TaskOptions(),
-                seed=loaded.tasks[0].seed,
+                seed=loaded.seed,
                 folder=folder,
             ),
             id=task_workflow_id(self.suite, id, 1),
@@ -55,10 +55,8 @@ class Bench:
     async def run(self, *steps: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Run a task to its end, whatever that is; its record, as it stands on disk."""
         handle = await self.start(*steps, **more)
-        try:
+        with suppress(WorkflowFailureError):
             await handle.result()
-        except WorkflowFailureError:
-            pass
         return self.record(handle)
 
     def record(self, handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ async def run_process(step: dict[str, Any], context: Any, host: Any) -> Any:
     return {"code": ended.exit_code, "out": ended.stdout_path.read_text()}
 
 
-@pytest.fixture()
+@pytest.fixture
 async def here(temporal: WorkflowEnvironment, tmp_path: Path) -> AsyncIterator[Bench]:
     variables = {"PATH": "/usr/bin:/bin", "TOKEN": CANARY, "OTHER": "not for steps"}
     async with bench(
@@ -357,16 +357,18 @@ async def test_c14_six_parallel_steps_of_a_mebibyte_each_end(here: Bench) -> Non
 
 
 async def test_c14_a_failed_step_with_a_large_result_ends_too(here: Bench) -> None:
+    print_much = "import sys; t = 'é' * 999_999; print(t); print(t, file=sys.stderr); sys.exit(1)"
     handle = await here.start(
         {
             "id": "a",
             "type": "command",
-            "command": "head -c 3000000 /dev/zero | tr '\\0' x; echo '{}' > $PERDURE_OUTPUT; exit 1",
-            "keep_output": 3000000,
+            "command": ["python3", "-X", "utf8", "-c", print_much],
+            "keep_output": 1_000_000,
         }
     )
     with pytest.raises(WorkflowFailureError):
         await handle.result()
+    assert len(here.record(handle)["context"]["results"]["a"]["stderr"]) == 1_000_000
     assert await largest_payload(handle) < 2_000_000
 
 
@@ -452,7 +454,7 @@ async def test_a_new_attempt_first_ends_what_the_old_one_still_runs(here: Bench)
                 "sh",
                 "-c",
                 f": {mark}; echo $PERDURE_ATTEMPT >> ran; [ $PERDURE_ATTEMPT = 2 ] || sleep 600",
-            ],  # fmt: skip
+            ],
         }
     )
     await until(lambda: (here.work_of(handle) / "ran").exists())

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from perdure.cli.cancel_command import cancel
-from perdure.cli.console import ReaderGone, abandon_stdout, forgiving_streams, say
+from perdure.cli.console import ReaderGone, abandon_stdout, prepare_streams, say
 from perdure.cli.events_command import events
 from perdure.cli.gc_command import gc
 from perdure.cli.list_command import list_runs
@@ -36,7 +36,9 @@ READER_GONE = 141
 INTERNAL_ERROR = 70
 
 # The parser carries a copy of click, and does not export what all of its errors are.
-_ParserError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_ParserError: type[Exception] = next(
+    known for known in typer.BadParameter.__mro__ if known.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="perdure",
@@ -114,7 +116,7 @@ _command(
 
 def main() -> None:
     """The program `perdure`: run a command and exit with its status."""
-    forgiving_streams()
+    prepare_streams()
     sys.exit(status_of(sys.argv[1:]))
 
 

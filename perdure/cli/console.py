@@ -87,8 +87,19 @@ def printable(text: str | None, limit: int | None = None) -> str:
     return line
 
 
-def forgiving_streams() -> None:
-    """Let no output fail for a character that the terminal's encoding lacks."""
+def prepare_streams() -> None:
+    """Make sure that stdin, stdout and stderr are there, and take any character.
+
+    Of a process that was started with one of them closed (`>&-`), the next file to be opened
+    would get its number, and somebody else's output.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
         if reconfigure:

@@ -15,7 +15,7 @@ from perdure.cli.times import clock, span
 from perdure.messages import SuiteProgress, TrialSummary
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console, Group, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -177,7 +177,7 @@ def render(picture: Picture | None, height: int, now: float) -> Group:
     room = max(1, min(SHOWN_TASKS, height - 5))
     running = list(picture.running)
     hidden = len(progress.running) - min(len(running), room)
-    lines = [_bar(picture, now), _counts(progress)]
+    lines: list[RenderableType] = [_bar(picture, now), _counts(progress)]
     if running:
         lines.append(_tasks(running[:room]))
     if hidden > 0 and running:

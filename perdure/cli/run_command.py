@@ -137,6 +137,7 @@ def run(
 
     Exit status: 0 all tasks succeeded, 1 some did not, 2 bad input or set-up, 130 interrupted.
     """
+    from perdure.cli.env_file import read_env_file
     from perdure.cli.run_session import SuiteRequest, run_suite
     from perdure.messages import TaskOptions
     from perdure.steps import load_step_modules
@@ -161,7 +162,7 @@ def run(
         agent_artifact_id=agent_artifact_id,
         results_dir=str(kept) if kept else None,
     )
-    tasks = _load(paths, seeds(seed), only, options)
+    tasks = _load(paths, seeds(seed), only, options, read_env_file(worker.env_file))
     request = SuiteRequest(
         tasks=tasks,
         suite=suite,
@@ -178,9 +179,15 @@ def run(
 
 
 def _load(
-    paths: list[Path], seed: dict[str, str], only: list[str], options: TaskOptions
+    paths: list[Path],
+    seed: dict[str, str],
+    only: list[str],
+    options: TaskOptions,
+    env_file: dict[str, str],
 ) -> list[LoadedTask]:
     """The tasks, if nothing is wrong with any of them; else all that is wrong, and the end."""
+    from perdure.cli.secret_checks import missing_secrets
+    from perdure.config import Settings, temporal_configured
     from perdure.core.run import BadRange, check_range
     from perdure.documents import load, unsupported
     from perdure.steps import custom_types
@@ -195,6 +202,8 @@ def _load(
             check_range(len(loaded.task.steps), options.start_step, options.end_step)
         except BadRange as error:
             problems.append(f"{loaded.source}: {str(error).replace('_', '-')} (--start-step, ...)")
+    if not temporal_configured(Settings.from_env().temporal_env):
+        problems += missing_secrets(documents.tasks, env_file)
     if problems:
         for problem in problems:
             say(problem)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from perdure.cli.console import emit, emit_json, emit_table, printable
+from perdure.cli.console import emit, emit_json, emit_table, printable, say
 from perdure.cli.progress import Display, Picture, RunningTask, display
 from perdure.cli.signals import LEAVING, asked_to_end
 from perdure.cli.tables import failures_table, totals_line
@@ -71,6 +71,9 @@ async def run_suite(request: SuiteRequest) -> int:
             if not work.done():
                 await session.cancel(work)
             return await work
+    except asyncio.CancelledError:
+        say("interrupted; nothing was started")
+        return INTERRUPTED
     finally:
         session.close()
 

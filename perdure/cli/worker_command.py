@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -116,6 +116,7 @@ def worker(
     names, values = variable_names(pass_env), read_env_file(env_file)
 
     import worker as wiring
+    from activities.host import WorkerEnvironment
     from perdure.config import Settings
     from perdure.steps import load_step_modules
 
@@ -132,7 +133,7 @@ def worker(
         host=call.host,
         runs=settings.state.runs,
         results=settings.state.results,
-        environment=wiring.WorkerEnvironment(
+        environment=WorkerEnvironment(
             pass_env=tuple(names), inherit_env=inherit_env, env_file=values
         ),
     )
@@ -143,12 +144,8 @@ async def _work(settings: Settings, call: _Call, options: WorkerOptions) -> None
     from perdure.cli.signals import asked_to_end
 
     async with asked_to_end(_leave_at_once) as asked, _server(settings, call) as server:
-        parent = asyncio.create_task(_await_parent(asked)) if call.exit_with_parent else None
-        ready = _announce(call.ready_fd)
-        while not asked.event.is_set():
-            await _serve(settings, call, options, asked, server, parent, ready)
-        if parent:
-            parent.cancel()
+        serving = _Serving(settings, call, options, asked, server)
+        await serving.until_asked()
 
 
 @asynccontextmanager
@@ -169,45 +166,90 @@ async def _server(settings: Settings, call: _Call) -> AsyncIterator[Server | Non
         yield server
 
 
-async def _serve(
-    settings: Settings,
-    call: _Call,
-    options: WorkerOptions,
-    asked: Asked,
-    server: Server | None,
-    parent: asyncio.Task[None] | None,
-    ready: _Ready,
-) -> None:
-    """Serve until asked to end, or until the embedded server has another address."""
-    from dataclasses import replace
+class _Serving:
+    """Serves a queue until asked to end, wherever the embedded server is by then."""
 
-    from perdure.connection import connect
-    from perdure.server import ServerStopped
-    from perdure.storage import check_blob_dir
-    from worker import serving
+    def __init__(
+        self,
+        settings: Settings,
+        call: _Call,
+        options: WorkerOptions,
+        asked: Asked,
+        server: Server | None,
+    ) -> None:
+        self._settings = settings
+        self._address = call.address
+        self._options = replace(options, single_host=server is not None)
+        self._asked = asked
+        self._server = server
+        self._has_parent = call.exit_with_parent
+        self._ready = _Ready(call.ready_fd)
 
-    check_blob_dir(settings, embedded=server is not None)
-    address = server.address if server else call.address
-    client = await connect(settings, address=address, role="worker")
-    options = replace(options, single_host=server is not None)
-    async with serving(client, options):
+    async def until_asked(self) -> None:
+        parent = asyncio.create_task(self._heed_parent()) if self._has_parent else None
+        while not self._asked.event.is_set():
+            await self._serve()
+        if parent:
+            parent.cancel()
+
+    async def _serve(self) -> None:
+        """Serve until asked to end, or until the embedded server has another address."""
+        from perdure.connection import connect
+        from perdure.storage import check_blob_dir
+        from worker import serving
+
+        check_blob_dir(self._settings, embedded=self._server is not None)
+        address = self._server.address if self._server else self._address
+        client = await connect(self._settings, address=address, role="worker")
         where = address or client.service_client.config.target_host
-        _log.info("serving queue %s of %s as host %s", options.queue, where, options.host)
-        ready.tell()
-        while not await asked.within(LOOK_SECONDS):
-            if server is None or (parent and not parent.done()):
-                continue  # a parent looks after the server itself
-            try:
-                if await server.restart_if_dead():
-                    _log.warning("the embedded server had died and was started again")
-            except ServerStopped:
-                _log.info("the embedded server was stopped")
-                asked.event.set()
-            if server.address != address:
-                break
-        if asked.event.is_set():
+        options = self._options
+        async with serving(client, options):
+            _log.info("serving queue %s of %s as host %s", options.queue, where, options.host)
+            self._ready.tell()
+            while not await self._asked.within(LOOK_SECONDS):
+                # A parent looks after the server itself.
+                if self._server and not self._has_parent:
+                    await self._look_after(self._server)
+                    if self._server.address != address:
+                        return
             _log.info("stopping; running steps have %.0f s", options.drain.total_seconds())
             _end_by_force_after(LEAVE_SECONDS)
+
+    async def _look_after(self, server: Server) -> None:
+        from perdure.server import ServerStopped
+
+        try:
+            if await server.restart_if_dead():
+                _log.warning("the embedded server had died and was started again")
+        except ServerStopped:
+            _log.info("the embedded server was stopped")
+            self._asked.event.set()
+
+    async def _heed_parent(self) -> None:
+        """Read what the parent says on stdin; at its end, this worker ends.
+
+        Unless it said `stay`: then this worker is on its own from there on.
+        """
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader),
+                os.fdopen(os.dup(0), "rb", buffering=0),
+            )
+        except (OSError, ValueError):  # no pipe: there is no parent to wait for
+            self._asked.event.set()
+            return
+        try:
+            while line := await reader.readline():
+                if line.strip() == _STAY:
+                    self._has_parent = False
+                    _log.info("left behind to go on alone")
+                    return
+            _log.info("the command that started this worker has ended")
+            self._asked.event.set()
+        finally:
+            transport.close()
 
 
 class _Ready:
@@ -215,6 +257,9 @@ class _Ready:
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(fd, False)  # no process of a step may keep it open
 
     def tell(self) -> None:
         if self._fd is not None:
@@ -222,38 +267,6 @@ class _Ready:
                 os.write(self._fd, b"ready\n")
                 os.close(self._fd)
             self._fd = None
-
-
-def _announce(fd: int | None) -> _Ready:
-    if fd is not None:
-        with contextlib.suppress(OSError):
-            os.set_inheritable(fd, False)  # no process of a step may keep it open
-    return _Ready(fd)
-
-
-async def _await_parent(asked: Asked) -> None:
-    """Read what the parent says on stdin; at its end, ask this worker to end.
-
-    Ends without that if the parent said `stay`: then this worker is on its own.
-    """
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    try:
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", buffering=0)
-        )
-    except (OSError, ValueError):  # stdin is closed, or no pipe: there is no parent to wait for
-        asked.event.set()
-        return
-    try:
-        while line := await reader.readline():
-            if line.strip() == _STAY:
-                _log.info("left behind to go on alone")
-                return
-        _log.info("the command that started this worker has ended")
-        asked.event.set()
-    finally:
-        transport.close()
 
 
 def _own_host() -> str:

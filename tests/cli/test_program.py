@@ -97,3 +97,16 @@ def test_text_from_outside_is_one_printable_line() -> None:
     assert printable("a\x1b[31mb\r\n\tc\x9b") == "a\\x1b[31mb c\\x9b"
     assert printable("x" * 10, 5) == "xxxx…"
     assert printable(None) == ""
+
+
+def test_closed_standard_streams_are_no_obstacle(perdure: CommandLine) -> None:
+    perdure.write("task.yaml", "steps: [{id: a, type: command, command: [echo, hi]}]")
+    command = 'exec "$0" -m perdure run task.yaml --suite s 0<&- 1>&- 2>&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable],
+        env=perdure.environment(),
+        cwd=perdure.folder,
+        timeout=90,
+    )
+    assert done.returncode == 0
+    assert (perdure.state / "results" / "s" / "task" / "1" / "record.json").exists()

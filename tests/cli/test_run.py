@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -40,6 +41,8 @@ steps:
     command: 'echo $$ > "$PIDS/$PERDURE_ATTEMPT"; sleep 600'
     env: {PIDS: PIDS_DIR}
 """
+
+SHORT_HEARTBEAT = "    heartbeat_timeout: 2\n"
 
 
 @pytest.fixture
@@ -227,6 +230,48 @@ def test_ctrl_c_twice_leaves_at_once_and_the_suite_goes_on_later(
     # The worker sees that its parent is gone, cleans up and ends the server.
     wait_for(lambda: not psutil.pid_exists(step), "the step's process is gone")
     wait_for(lambda: not (perdure.state / "server.json").exists(), "the server has ended")
+
+
+def test_a_worker_and_a_server_that_die_are_replaced_and_that_is_said(
+    perdure: CommandLine, pids: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    perdure.write("long.yaml", (perdure.folder / "long.yaml").read_text() + SHORT_HEARTBEAT)
+    run = perdure.start("run", "long.yaml", "--suite", "s")
+    started.append(run)
+    first = pid_in(pids)
+    (worker,) = (perdure.state / "workers").glob("*.log")
+
+    os.kill(int(worker.name.split(".")[-2]), signal.SIGKILL)
+    second = pid_in(pids, attempt=2)
+    assert not psutil.pid_exists(first)
+    server = json.loads((perdure.state / "server.json").read_text())["pid"]
+    os.kill(server, signal.SIGKILL)
+    assert run.stderr
+    told = []
+    for line in run.stderr:
+        told.append(line)
+        if "the server died and was started again" in line:
+            break
+
+    status, _, error = finish(run, signal.SIGINT)
+    assert "the worker died; another one goes on\n" in told
+    assert status == 130, error
+    assert not psutil.pid_exists(second)
+
+
+def test_ctrl_c_before_the_start_starts_nothing(
+    perdure: CommandLine, tally: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    perdure.state.mkdir()
+    with (perdure.state / "start.lock").open("w") as lock:  # as if another command were joining
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = perdure.start("run", "good.yaml")
+        started.append(run)
+        wait_for(lambda: (perdure.state / "users").exists(), "it waits for the lock")
+        status, out, error = finish(run, signal.SIGINT)
+
+    assert (status, out) == (130, "")
+    assert error == "interrupted; nothing was started\n"
 
 
 def test_detached_it_goes_on_by_itself_and_can_be_cancelled(

@@ -113,3 +113,35 @@ def test_c42_a_file_that_cannot_be_read_is_a_line_and_no_trace(perdure: CommandL
         assert name in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert not perdure.state.exists()
+
+
+SECRETS = """\
+steps:
+  - id: call
+    type: command
+    command: "true"
+    env:
+      KEY: {from_env: PERDURE_TEST_NO_SUCH_VARIABLE}
+      CERT: {from_file: no/such/file}
+  - {id: ask, type: http, url: "http://127.0.0.1:9/", headers: {A: {from_env: PERDURE_TEST_OTHER}}}
+"""
+
+
+def test_secrets_that_are_not_there_are_found_before_anything_is_started(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "secrets.yaml").write_text(SECRETS)
+    (folder / "values").write_text("PERDURE_TEST_OTHER=x\n")
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(folder / "state"))
+
+    assert status_of(["run", str(folder), "--env-file", str(folder / "values")]) == 2
+
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3, lines
+    assert any(
+        "secrets.yaml:6: step 'call': {from_env: PERDURE_TEST_NO_SUCH_VARIABLE}" in line
+        for line in lines
+    )
+    assert any("secrets.yaml:7: step 'call': {from_file: no/such/file}" in line for line in lines)
+    assert lines[-1] == "nothing was started"
+    assert not (folder / "state").exists()

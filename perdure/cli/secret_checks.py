@@ -1,0 +1,70 @@
+"""Secrets that documents name and this machine does not have, found before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perdure.cli.console import printable
+from perdure.core.secret_references import is_reference
+from perdure.documents import LoadedTask
+
+_RESOLVED_KEYS = {"command": ("env",), "http": ("headers", "json"), "python": ("env", "args")}
+"""By step type: where a reference stands for its value. Other types resolve `env` at most."""
+
+
+def missing_secrets(tasks: Sequence[LoadedTask], env_file: Mapping[str, str]) -> list[str]:
+    """A line for each reference that leads nowhere: file, line, step, and what to do.
+
+    For the embedded server alone: its worker has this process's environment and directory, a
+    team's workers have their own.
+    """
+    return [
+        printable(f"{_where(loaded, path)}: step {step_id!r}: {reason}")
+        for loaded in tasks
+        for step_id, path, reference in _references(loaded)
+        if (reason := _why_missing(reference, env_file))
+    ]
+
+
+def _references(loaded: LoadedTask) -> Iterator[tuple[str, tuple[str | int, ...], Any]]:
+    for position, step in enumerate(loaded.task.steps):
+        for key in _RESOLVED_KEYS.get(step.type, ("env",)):
+            waiting: list[tuple[tuple[str | int, ...], Any]] = [
+                (("steps", position, key), step.body.get(key))
+            ]
+            while waiting:
+                path, value = waiting.pop()
+                if is_reference(value):
+                    yield step.id, path, value
+                elif isinstance(value, dict):
+                    waiting += [((*path, name), entry) for name, entry in value.items()]
+                elif isinstance(value, list):
+                    waiting += [((*path, index), entry) for index, entry in enumerate(value)]
+
+
+def _why_missing(reference: dict[str, Any], env_file: Mapping[str, str]) -> str | None:
+    """Why a reference has no value; None if it has one."""
+    if "from_env" in reference:
+        name = str(reference["from_env"])
+        if name in env_file or name in os.environ:
+            return None
+        return f"{{from_env: {name}}}: there is no variable {name}; set it, or use --env-file"
+    name = str(reference["from_file"])
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return (
+            f"{{from_file: {name}}}: {reason}; correct the path, which starts at the current "
+            "directory"
+        )
+    return None
+
+
+def _where(loaded: LoadedTask, path: tuple[str | int, ...]) -> str:
+    line = loaded.line_of(path)
+    listed = loaded.source.rpartition(":")[2].isdigit()
+    return loaded.source if line is None or listed else f"{loaded.source}:{line}"
