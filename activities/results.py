@@ -104,7 +104,6 @@ class Results:
     def _write_run(self, end: FinishTask) -> None:
         files, target = trial_files(self._base(end.results_dir), end.run)
         place = RunPlace.of(self._runs, end.run)
-        record = _with_files(end.record)
         draft = target.with_name(f".{target.name}.{end.run.run_id}")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -115,9 +114,9 @@ class Results:
                 forget(step_dir)
         events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
         (draft / "events.jsonl").write_text(events, "utf-8")
-        write_json(draft / "record.json", record)
+        write_json(draft / "record.json", end.record)
         _swap(draft, target)
-        files.append_line(result_line(record))
+        files.append_line(result_line(end.record))
         place.secrets.unlink(missing_ok=True)
 
     def _base(self, results_dir: str | None) -> Path:
@@ -133,17 +132,6 @@ async def is_open(client: Client, workflow_id: str) -> bool:
             return False
         raise
     return description.status is WorkflowExecutionStatus.RUNNING
-
-
-def _with_files(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with its list of artifacts: which step and attempt left what."""
-    artifacts = [
-        {"step": step["id"], "attempt": attempt["number"], **artifact}
-        for step in record["steps"]
-        for attempt in step["attempts"]
-        for artifact in attempt["artifacts"]
-    ]
-    return {**record, "artifacts": artifacts}
 
 
 def _keep_attempt(source: Path, attempt: dict[str, Any], draft: Path) -> None:

@@ -36,9 +36,9 @@ def suite_workflow_id(suite: str) -> str:
 
 def steps_queue(queue: str, host: str) -> str:
     """Where a task of `queue` that is bound to `host` sends its steps."""
-    return f"{queue}.{host}.steps"
+    return f"{queue}/{host}/steps"  # no id holds a slash
 
 
 def control_queue(queue: str) -> str:
     """Short activities that must not wait behind hours of steps."""
-    return f"{queue}.control"
+    return f"{queue}/control"

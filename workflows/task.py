@@ -95,7 +95,7 @@ class TaskWorkflow:
             await self._drive()
         except asyncio.CancelledError:
             self._run.cancel(workflow.cancellation_reason() or "cancelled", workflow.time())
-            self._cancel_attempts()
+            await self._cancel_attempts()
             await workflow.wait_condition(lambda: self._run.over)
         for timer in (deadline, self._alarm):
             if timer:
@@ -180,7 +180,10 @@ class TaskWorkflow:
             del self._attempts[dispatch.step.id]
         self._stirred = True
 
-    def _cancel_attempts(self) -> None:
+    async def _cancel_attempts(self) -> None:
+        # What has ended by now is heard first: a handle that is cancelled in the same workflow
+        # task in which its result arrives drops it (SDK 1.35), and the run would wait for ever.
+        await workflow.wait_condition(lambda: True)
         for handle in self._attempts.values():
             handle.cancel()
 
@@ -204,7 +207,7 @@ class TaskWorkflow:
             )
             if not self._run.over:
                 self._run.time_out(limit, workflow.time())
-                self._cancel_attempts()
+                await self._cancel_attempts()
                 self._stirred = True
 
         return asyncio.create_task(expire())

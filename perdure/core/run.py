@@ -367,6 +367,12 @@ class TaskRun:
             "steps": [self._steps[s.id].to_dict() for s in self.task.steps],
             "retry_resets": self.context["metadata"].get("retry_resets", []),
             "usage": self.usage,
+            "artifacts": [
+                {"step": record.id, "attempt": attempt.number, **asdict(artifact)}
+                for record in self._steps.values()
+                for attempt in record.attempts
+                for artifact in attempt.artifacts
+            ],
             "environments": list(self.task.environments),
             "instances": [],
             "context": self.context,
