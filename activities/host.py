@@ -89,10 +89,10 @@ class StepHost:
         self._values = set(texts_of(list(self._stored.values())))
         self._began = self._moved_at = time.monotonic()
         self._processes = 0
+        self._private = False
         self._running: set[str] = set()
         self._context_written = False
         workdir.mkdir(parents=True, exist_ok=True)
-        self.artifacts_dir.mkdir(parents=True, exist_ok=True)
         self._note_passed_secrets()
 
     # --- Files of the attempt -------------------------------------------------------------------
@@ -114,6 +114,7 @@ class StepHost:
 
     def private_file(self, name: str, content: bytes) -> Path:
         """Write one of PRIVATE_FILES, readable by its owner only; it goes with `close`."""
+        self._private = True
         path = self.step_dir / name
         path.unlink(missing_ok=True)
         write_private(path, content)
@@ -124,7 +125,13 @@ class StepHost:
 
         For after the outcome is on disk: until then, whoever adopts the attempt needs the files.
         """
-        forget(self.step_dir)
+        if self.has_files:
+            forget(self.step_dir)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the attempt ran a process, which may have left something."""
+        return self._processes > 0 or self._private
 
     # --- Time -----------------------------------------------------------------------------------
 
@@ -204,6 +211,7 @@ class StepHost:
         """
         self._processes += 1
         number = self._processes
+        self.artifacts_dir.mkdir(parents=True, exist_ok=True)
         stdout, stderr, exit_file = (
             self.step_dir / (name if number == 1 else f"{stem}.{number}.{end}")
             for name in ("stdout.log", "stderr.log", "exit.json")
@@ -292,13 +300,15 @@ class StepHost:
         Raises StepFailed (type `BadOutput`): not a JSON object, or a reserved key in it; the
         context is then as it was.
         """
+        if not self.has_files:
+            return {}
         output = read_output(self.output_path)
         return {} if output is None else merge_output(output, context)
 
     def collect_artifacts(self) -> list[Artifact]:
         """What lies in `PERDURE_ARTIFACTS`, sorted by path; links and what is too large are
         listed, not kept."""
-        return Artifacts().of(self.artifacts_dir)
+        return Artifacts().of(self.artifacts_dir) if self.has_files else []
 
     def collect_creates(self) -> list[str]:
         """The paths under the step's `creates` that exist, in the document's order.

@@ -10,12 +10,13 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus
-from temporalio.exceptions import ApplicationError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contexts import Contexts
@@ -23,9 +24,13 @@ from activities.host import forget
 from activities.places import RunPlace, UnsafeName, safe_part
 from perdure.core.summary import clip_summary
 from perdure.errors import PerdureError
-from perdure.messages import FinishTask, ProbeTrials, TrialSummary, WriteSuite
+from perdure.messages import ClosedTrial, FinishTask, ProbeTrials, TrialSummary, WriteSuite
 from perdure.names import BAD_INPUT, FINISH_TASK, PROBE_TRIALS, WRITE_SUITE
+from perdure.payloads import adapter
 from perdure.results import result_line, suite_files, trial_files, write_json
+
+UNREPORTED = ("lost", "interrupted")
+"""Attempts that ended without a word; what they left may be another's."""
 
 _LOGS = ("stdout", "stderr")
 
@@ -56,7 +61,7 @@ class Results:
             activity.logger.error("%s: %s", end.run.workflow_id, note)
         self._contexts.forget(end.run.run_id)
         if end.suite_workflow_id:
-            await self._tell(end.suite_workflow_id, summary)
+            await self._tell(end.suite_workflow_id, end.suite_run_id, summary)
         return summary
 
     @activity.defn(name=WRITE_SUITE)
@@ -86,17 +91,38 @@ class Results:
         await asyncio.to_thread(write_json, files.suite_file, value)
 
     @activity.defn(name=PROBE_TRIALS)
-    async def probe_trials(self, probe: ProbeTrials) -> list[str]:
-        """Which of these workflows are closed, or unknown, in the order asked."""
-        closed: list[str] = []
+    async def probe_trials(self, probe: ProbeTrials) -> list[ClosedTrial]:
+        """Those of these workflows that are closed, with what they ended in."""
+        closed: list[ClosedTrial] = []
         for workflow_id in probe.workflow_ids:
+            activity.heartbeat()
             if not await is_open(self._client, workflow_id):
-                closed.append(workflow_id)
+                closed.append(await self._end_of(workflow_id))
         return closed
 
-    async def _tell(self, suite_workflow_id: str, summary: TrialSummary) -> None:
+    async def _end_of(self, workflow_id: str) -> ClosedTrial:
+        handle = self._client.get_workflow_handle(workflow_id, result_type=TrialSummary)
         try:
-            await self._client.get_workflow_handle(suite_workflow_id).signal("trial_ended", summary)
+            return ClosedTrial(workflow_id, await handle.result())
+        except WorkflowFailureError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.details:
+                summary = adapter(TrialSummary).validate_python(cause.details[0])
+                return ClosedTrial(workflow_id, summary)
+            cancelled = isinstance(cause, CancelledError)
+            return ClosedTrial(workflow_id, None, str(cause), cancelled)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return ClosedTrial(workflow_id, None, "its workflow is unknown to the server")
+            raise
+
+    async def _tell(self, suite_id: str, run_id: str | None, summary: TrialSummary) -> None:
+        """Signal the suite, unless the run of it that started the task is there to hear."""
+        handle = self._client.get_workflow_handle(suite_id)
+        try:
+            if run_id and (await handle.describe()).run_id == run_id:
+                return
+            await handle.signal("trial_ended", summary)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:  # a suite that closed needs no word
                 raise
@@ -109,9 +135,9 @@ class Results:
         draft.mkdir(parents=True)
         for step in end.record["steps"]:
             for attempt in step["attempts"]:
-                step_dir = place.attempt(step["id"], attempt["number"])
-                _keep_attempt(step_dir, attempt, draft)
-                forget(step_dir)
+                own = place.attempt(step["id"], attempt["number"])
+                _keep_attempt(_home(place, step, attempt), own.name, attempt, draft)
+                forget(own)
         events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
         (draft / "events.jsonl").write_text(events, "utf-8")
         write_json(draft / "record.json", end.record)
@@ -134,11 +160,22 @@ async def is_open(client: Client, workflow_id: str) -> bool:
     return description.status is WorkflowExecutionStatus.RUNNING
 
 
-def _keep_attempt(source: Path, attempt: dict[str, Any], draft: Path) -> None:
+def _home(place: RunPlace, step: dict[str, Any], attempt: dict[str, Any]) -> Path:
+    """The directory where an attempt left its files: its own, or that of the lost attempt before
+    it whose ended process or whose outcome it took over."""
+    earlier = reversed(step["attempts"][: attempt["number"] - 1])
+    lost = takewhile(lambda before: before["status"] in UNREPORTED, earlier)
+    own, *others = (place.attempt(step["id"], a["number"]) for a in (attempt, *lost))
+    if attempt["status"] in UNREPORTED:
+        return own
+    return next((d for d in (own, *others) if (d / "outcome.json").exists()), own)
+
+
+def _keep_attempt(source: Path, name: str, attempt: dict[str, Any], draft: Path) -> None:
     """Take an attempt's logs and artifacts over; a later attempt's artifact of a name wins."""
-    logs = [f for name in _LOGS for f in sorted(source.glob(f"{name}*.log"))]
+    logs = [f for stem in _LOGS for f in sorted(source.glob(f"{stem}*.log"))]
     if logs:
-        kept = draft / "steps" / source.name
+        kept = draft / "steps" / name
         kept.mkdir(parents=True, exist_ok=True)
         for log in logs:
             _link(log, kept / log.name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json
 from temporalio import activity
@@ -27,7 +28,7 @@ from activities.host import StepHost, WorkerEnvironment
 from activities.places import RunPlace, UnsafeName
 from activities.results import is_open
 from activities.secrets import SecretFile
-from activities.supervise import Supervisor, SupervisorLost
+from activities.supervise import Supervisor, SupervisorLost, read_exit
 from activities.threads import StepThreads, ThreadHost
 from perdure.core.context import NotJson, check_json, diff
 from perdure.core.redaction import mask, mask_ops, redact, restore
@@ -37,6 +38,8 @@ from perdure.messages import Json, StepFailure, StepOutcome, StepTask
 from perdure.names import BAD_INPUT, RUN_STEP, WORKER_LOST, WORKER_SHUTDOWN
 from perdure.payloads import adapter
 from perdure.steps import Context, StepFailed, StepType, registered
+
+T = TypeVar("T")
 
 BEAT_SECONDS = 0.5
 CROWDED_BEAT_SECONDS = 2.0
@@ -90,10 +93,11 @@ class Steps:
             place.attempt(task.step["id"], task.attempt)
         except UnsafeName as error:
             raise ApplicationError(str(error), type=BAD_INPUT, non_retryable=True) from None
-        outcome = await asyncio.to_thread(_adopted, place, task) if task.lost_attempts else None
+        outcome = await _adopted(place, task)
         if outcome is None:
             await self._end_earlier(task)
-            outcome = await self._attempt(task, place)
+            # Again: one that this worker still ran may have come to its end meanwhile.
+            outcome = await _adopted(place, task) or await self._attempt(task, place)
         if outcome.failure:
             raise ApplicationError(
                 outcome.failure.message, outcome, type=outcome.failure.type, non_retryable=True
@@ -119,11 +123,11 @@ class Steps:
     async def _attempt(self, task: StepTask, place: RunPlace) -> StepOutcome:
         attempt = _Attempt(task, self._host, place)
         try:
-            async with self._beating(attempt):
+            with self._beating(attempt):
                 outcome = await self._run(attempt)
         except SupervisorLost as error:
             raise ApplicationError(str(error), type=WORKER_LOST, non_retryable=True) from error
-        await asyncio.to_thread(attempt.write, outcome)
+        await attempt.write(outcome)
         return outcome
 
     async def _run(self, attempt: _Attempt) -> StepOutcome:
@@ -133,7 +137,7 @@ class Steps:
             stored = await self._contexts.of(task)
             attempt.prepare(stored, self._environment, self._supervisor)
             work = asyncio.ensure_future(self._call(attempt))
-            limit = asyncio.create_task(attempt.limit(work))
+            limit = _Later(attempt.shortest_limit, lambda: attempt.limit(work))
             try:
                 result = await work
             finally:
@@ -172,24 +176,27 @@ class Steps:
 
     # --- Heartbeats -------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _beating(self, attempt: _Attempt) -> AsyncIterator[None]:
-        beating = asyncio.create_task(self._beat(attempt))
+    @contextlib.contextmanager
+    def _beating(self, attempt: _Attempt) -> Iterator[None]:
+        beating = _Later(self._beat_seconds, lambda: self._beat(attempt))
         try:
             yield
         finally:
             beating.cancel()
 
+    @property
+    def _beat_seconds(self) -> float:
+        return CROWDED_BEAT_SECONDS if len(self._under_way) > CROWD else BEAT_SECONDS
+
     async def _beat(self, attempt: _Attempt) -> None:
         """A beat says that the worker lives and where; the server's answer brings a cancel."""
         checked = time.monotonic()
         while True:
-            crowded = len(self._under_way) > CROWD
-            await asyncio.sleep(CROWDED_BEAT_SECONDS if crowded else BEAT_SECONDS)
             activity.heartbeat(StepOutcome(status="failed", host=self._host, diff=attempt.so_far()))
             if time.monotonic() - checked > PARENT_CHECK_SECONDS:
                 checked = time.monotonic()
                 await self._check_parent(attempt.task)
+            await asyncio.sleep(self._beat_seconds)
 
     async def _check_parent(self, task: StepTask) -> None:
         """End the task if its suite is closed: a child with the policy ABANDON must look itself."""
@@ -250,9 +257,14 @@ class _Attempt:
             folder=Path(self.task.folder) if self.task.folder else None,
         )
 
+    @property
+    def shortest_limit(self) -> float:
+        """Seconds before which no time limit of the step can have passed."""
+        return min(self.step.timeout_seconds, self.step.idle_timeout_seconds or math.inf, 3600.0)
+
     async def limit(self, work: asyncio.Future[Json]) -> None:
         """Cancel `work` at the step's time limits; a process is ended by the supervisor first."""
-        step, began = self.step, time.monotonic()
+        step, began = self.step, self._began
         while True:
             now = time.monotonic()
             slack = self.host.kill_slack_seconds
@@ -285,19 +297,32 @@ class _Attempt:
 
         Raises StepFailed if what it wrote cannot be kept: not JSON, or a reserved key.
         """
-        return await asyncio.to_thread(self._outcome, "succeeded", result, None)
+        return await self._apart(self._outcome, "succeeded", result, None)
 
     async def failed(self, failure: StepFailure, result: Json = None) -> StepOutcome:
         """The outcome of an attempt that failed, with what it had written by then."""
-        return await asyncio.to_thread(self._salvaged, "failed", result, failure)
+        return await self._apart(self._salvaged, "failed", result, failure)
 
     async def cancelled(self) -> StepOutcome:
         """The outcome of an attempt that was cancelled, with what it had written by then."""
-        return await asyncio.to_thread(self._salvaged, "cancelled", None, None)
+        return await self._apart(self._salvaged, "cancelled", None, None)
 
-    def write(self, outcome: StepOutcome) -> None:
+    async def write(self, outcome: StepOutcome) -> None:
         """Put the outcome on disk, then remove what may hold secrets; in this order, since the
         next attempt needs those files if the worker dies in between."""
+        await self._apart(self._write, outcome)
+
+    async def _apart(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do what may take long on another thread; the beats of all steps share this one.
+
+        With a small context and no process behind it, the change of threads would cost more
+        than the work.
+        """
+        if self.task.context is not None and not (self._before and self.host.has_files):
+            return work(*arguments)
+        return await _to_its_end(work, *arguments)
+
+    def _write(self, outcome: StepOutcome) -> None:
         write_outcome(self.step_dir, outcome)
         if self._before is not None:
             self.host.close()
@@ -386,24 +411,56 @@ def read_outcome(step_dir: Path) -> StepOutcome | None:
     return outcome
 
 
-def _adopted(place: RunPlace, task: StepTask) -> StepOutcome | None:
+async def _adopted(place: RunPlace, task: StepTask) -> StepOutcome | None:
+    """What a lost attempt left, unless that is only the word that it was cancelled."""
     for attempt in reversed(task.lost_attempts):
-        outcome = read_outcome(place.attempt(task.step["id"], attempt))
+        outcome = await asyncio.to_thread(read_outcome, place.attempt(task.step["id"], attempt))
         if outcome is not None and outcome.status != "cancelled":
             return replace(outcome, adopted=True)
     return None
 
 
 def _step_dir(place: RunPlace, task: StepTask) -> Path:
-    """The attempt's own directory, or that of a lost attempt whose process had ended.
+    """The attempt's own directory, or that of a lost attempt whose process had ended by itself.
 
     There the host finds the exit of the process and does not start another.
     """
     for attempt in reversed(task.lost_attempts):
         lost = place.attempt(task.step["id"], attempt)
-        if (lost / "exit.json").exists():
+        ended = read_exit(lost / "exit.json")
+        if ended is not None and ended.ended_by != "cancelled":
             return lost
     return place.attempt(task.step["id"], task.attempt)
+
+
+class _Later:
+    """A task that begins after a while; most steps end before, and then it costs next to nothing.
+
+    It runs with the variables of the activity that made it.
+    """
+
+    def __init__(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.create_task(self._work())
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        if self._task:
+            self._task.cancel()
+
+
+async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function on a thread. A cancel is too late by then: nothing may run beside it that
+    takes it for done with, and what an attempt left is not thrown away."""
+    call = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    while not call.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({call})
+    return call.result()
 
 
 def _top_copy(context: dict[str, Any]) -> dict[str, Any]:

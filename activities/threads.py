@@ -56,6 +56,26 @@ class StepThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+_of_thread = threading.local()
+
+
+def _runner() -> asyncio.Runner:
+    """This thread's event loop, made once: making one costs more than a small step."""
+    runner: asyncio.Runner | None = getattr(_of_thread, "runner", None)
+    if runner is None:
+        runner = _of_thread.runner = asyncio.Runner()
+    return runner
+
+
+async def _end_others() -> None:
+    """Cancel what a function left running on the loop, which the next one gets."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.gather(*others, return_exceptions=True)
+
+
 class _Call:
     """One call on one thread, and the way to cancel it from another."""
 
@@ -79,7 +99,7 @@ class _Call:
             awaitable = result
         else:
             awaitable = self._function(*self._arguments)
-        return asyncio.run(self._await(awaitable))
+        return _runner().run(self._await(awaitable), context=contextvars.copy_context())
 
     async def _await(self, awaitable: Any) -> Json:
         with self._lock:
@@ -92,6 +112,7 @@ class _Call:
         finally:
             with self._lock:
                 self._loop = self._task = None
+            await _end_others()
 
     def cancel(self) -> None:
         with self._lock:

@@ -33,6 +33,7 @@ class Ground:
     """Where a benchmark runs."""
 
     client: Client
+    address: str
     queue: str
     settings: Settings
 
@@ -102,4 +103,4 @@ async def ground(slots: int = 200) -> AsyncIterator[Ground]:
                 step_slots=slots,
             )
             async with serving(client, options):
-                yield Ground(client, "bench", settings)
+                yield Ground(client, server.address, "bench", settings)

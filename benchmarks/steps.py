@@ -21,20 +21,20 @@ from typing import Any
 
 from ground import Ground, ground
 from plain import PlainWorkflow, noop, run_true
-from temporalio.client import WorkflowHandle
+from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from worker import sandbox
 
-
-async def plain(here: Ground, queue: str, name: str, tasks: int, steps: int) -> tuple[float, int]:
+async def plain(
+    here: Ground, client: Client, name: str, tasks: int, steps: int
+) -> tuple[float, int]:
     """Seconds and events of `tasks` hand-written workflows at once."""
     began = time.perf_counter()
     mark = uuid.uuid4().hex[:8]
 
     async def one(number: int) -> WorkflowHandle[Any, Any]:
-        return await here.client.start_workflow(
-            PlainWorkflow.run, args=[name, steps], id=f"plain/{mark}/{number}", task_queue=queue
+        return await client.start_workflow(
+            PlainWorkflow.run, args=[name, steps], id=f"plain/{mark}/{number}", task_queue="plain"
         )
 
     handles = await asyncio.gather(*(one(n) for n in range(tasks)))
@@ -56,13 +56,13 @@ async def perdure(here: Ground, body: dict[str, Any], tasks: int, steps: int) ->
 
 
 async def compare(
-    here: Ground, queue: str, name: str, body: dict[str, Any], arguments: argparse.Namespace
+    here: Ground, client: Client, name: str, body: dict[str, Any], arguments: argparse.Namespace
 ) -> None:
     """Alternate both, print both medians and their ratio."""
     ours: list[tuple[float, int]] = []
     theirs: list[tuple[float, int]] = []
     for number in range(arguments.rounds + 1):
-        hand = await plain(here, queue, name, arguments.tasks, arguments.steps)
+        hand = await plain(here, client, name, arguments.tasks, arguments.steps)
         mine = await perdure(here, body, arguments.tasks, arguments.steps)
         if number:  # the first round warms up
             theirs.append(hand)
@@ -92,22 +92,21 @@ def arguments_given() -> argparse.Namespace:
 
 async def main(arguments: argparse.Namespace) -> None:
     """Run the comparisons."""
-    async with (
-        ground() as here,
-        Worker(
-            here.client,
+    async with ground() as here:
+        client = await Client.connect(here.address)
+        by_hand = Worker(
+            client,
             task_queue="plain",
             workflows=[PlainWorkflow],
             activities=[noop, run_true],
-            workflow_runner=sandbox(),
             max_concurrent_activities=200,
-        ),
-    ):
-        if arguments.only != "command":
-            await compare(here, "plain", "noop", {"type": "noop"}, arguments)
-        if arguments.only != "noop":
-            true = {"type": "command", "command": "true"}
-            await compare(here, "plain", "run_true", true, arguments)
+        )
+        async with by_hand:
+            if arguments.only != "command":
+                await compare(here, client, "noop", {"type": "noop"}, arguments)
+            if arguments.only != "noop":
+                true = {"type": "command", "command": "true"}
+                await compare(here, client, "run_true", true, arguments)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def temporal_profile(env: Mapping[str, str] | None = None) -> ClientConfigProfil
 
     Raises SettingsError if they cannot be read, or name a profile without an address.
     """
-    env = os.environ if env is None else env
+    env = dict(os.environ if env is None else env)
     try:
         profile = ClientConfigProfile.load(override_env_vars=env)
     except Exception as error:  # the bridge raises RuntimeError, a bad path OSError

@@ -212,6 +212,9 @@ class FinishTask:
     summary: TrialSummary
     results_dir: str | None = None
     suite_workflow_id: str | None = None
+    suite_run_id: str | None = None
+    """The run of the suite that started the task. While it lasts it hears of the end by its
+    handle; a later one is told by a signal."""
 
 
 # --- Running a suite --------------------------------------------------------------------------
@@ -303,3 +306,14 @@ class ProbeTrials:
 
     workflow_ids: list[str]
     suite_workflow_id: str
+
+
+@dataclass(frozen=True)
+class ClosedTrial:
+    """A task that a probe found closed."""
+
+    workflow_id: str
+    summary: TrialSummary | None
+    """None: it closed without one, terminated by hand or failed in itself."""
+    reason: str = ""
+    cancelled: bool = False

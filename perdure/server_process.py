@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -53,8 +54,15 @@ _PORTS = range(20000, 32000)
 
 _SAFE_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER")
 
-# Kept so that a server that ended is reaped, and no warning tells of one that goes on.
+# Kept so that a server that ended is reaped.
 _children: list[subprocess.Popen[bytes]] = []
+
+
+@atexit.register
+def _let_go() -> None:
+    """A server outlives who started it; Popen would warn of that when the interpreter ends."""
+    for child in _children:
+        child.returncode = child.poll() or 0
 
 
 class ServerError(PerdureError):

@@ -25,6 +25,7 @@ from perdure.names import (
     task_workflow_id,
 )
 from perdure.suite_input import check_steps
+from perdure.workflow_task import workflow_task_timeout
 
 _START = timedelta(seconds=20)
 
@@ -109,6 +110,7 @@ async def _start(
                 attributes if options.search_attributes else []
             ),
             static_summary=f"{task_id} · trial {trial}",
+            task_timeout=workflow_task_timeout(task.task),
             rpc_timeout=_START,
         )
     except WorkflowAlreadyStartedError:

@@ -14,9 +14,9 @@ CONTEXT_INLINE_BYTES = 32 * 1024
 """A larger context is named by its version: 300 steps that each add 20 kB would otherwise put
 900 MB into the history in place of 6."""
 
-PROBE_INTERVAL = timedelta(seconds=60)
-"""How often a suite looks after tasks whose end it can only hear by signal. A task that is
-terminated by hand sends none."""
+PROBE_INTERVAL = timedelta(seconds=20)
+"""How often a suite looks after the tasks that an earlier run of it started: such a task sends no
+signal if it is terminated by hand, or ends in the moment of the continue-as-new."""
 
 PROBE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(seconds=60),  # a batch of describe calls

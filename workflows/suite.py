@@ -1,9 +1,9 @@
 """SuiteWorkflow: any number of tasks, `max_parallel` at once, in a bounded history.
 
-It may continue as new while its tasks run, so they are started with the policy ABANDON and their
-end is heard as the signal `trial_ended` to its workflow id. A handle of a child is only a second
-ear: it also hears of a task that was terminated by hand, as long as this run of the suite lasts;
-after a continue-as-new a probe does.
+It may continue as new while its tasks run, so they are started with the policy ABANDON. The run of
+the suite that started a task hears of its end by the child's handle, whatever that end is; to a
+later run the task sends the signal `trial_ended`, and a probe looks after those that cannot
+(terminated by hand, or ended in the moment of the continue-as-new).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from temporalio.exceptions import (
 with workflow.unsafe.imports_passed_through():
     from perdure.core.suite import Suite, Trial
     from perdure.messages import (
+        ClosedTrial,
         ProbeTrials,
         ProgressRequest,
         SuiteInput,
@@ -44,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
         task_workflow_id,
     )
     from perdure.payloads import adapter
+    from perdure.workflow_task import workflow_task_timeout
     from workflows.options import PROBE, PROBE_INTERVAL, START_TRIAL_AGAIN, WRITE
     from workflows.shield import uncancelled
 
@@ -175,6 +177,7 @@ class SuiteWorkflow:
                     cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
                     search_attributes=self._attributes(trial),
                     static_summary=f"{trial.task_id} · trial {trial.trial}",
+                    task_timeout=workflow_task_timeout(task.task),
                 )
             except WorkflowAlreadyStartedError:
                 await workflow.get_external_workflow_handle(trial.workflow_id).cancel()
@@ -227,16 +230,17 @@ class SuiteWorkflow:
         while unwatched := [n for n in self._suite.running if n not in self._watched]:
             await workflow.sleep(PROBE_INTERVAL, summary="next look at running tasks")
             on_control = PROBE | {"task_queue": control_queue(workflow.info().task_queue)}
-            closed: list[str] = await workflow.execute_activity(
+            closed: list[ClosedTrial] = await workflow.execute_activity(
                 PROBE_TRIALS,
                 ProbeTrials(unwatched, workflow.info().workflow_id),
-                result_type=list[str],
+                result_type=list[ClosedTrial],
                 **on_control,
             )
-            # A word that is on its way arrives before the next look; then silence is the end.
-            await workflow.sleep(START_TRIAL_AGAIN)
-            for name in closed:
-                self._suite.lose(name, "its workflow closed without telling its end")
+            for trial in closed:
+                if trial.summary:
+                    self._suite.hear(trial.summary)
+                else:
+                    self._suite.lose(trial.workflow_id, trial.reason, cancelled=trial.cancelled)
             self._stirred = True
 
     # --- Handing over, writing down ---------------------------------------------------------

@@ -254,6 +254,7 @@ class TaskWorkflow:
         return summary
 
     async def _write(self, summary: TrialSummary) -> TrialSummary:
+        parent = workflow.info().parent
         finish = FinishTask(
             run=self._ref,
             record=self._run.record(),
@@ -261,6 +262,7 @@ class TaskWorkflow:
             summary=summary,
             results_dir=self._start.options.results_dir,
             suite_workflow_id=self._start.suite_workflow_id,
+            suite_run_id=parent.run_id if parent else None,
         )
         queue = self._queue()
         if queue is None:

@@ -22,5 +22,5 @@ async def steps_supervisor() -> AsyncIterator[Supervisor]:
 
 @pytest.fixture
 def kit(tmp_path: Path, steps_supervisor: Supervisor) -> Kit:
-    variables = {"PATH": os.environ["PATH"], "HOME": "/home/someone", "OTHER": "hidden"}
+    variables = {"PATH": os.environ["PATH"], "HOME": "/nowhere/someone", "OTHER": "hidden"}
     return Kit(tmp_path, steps_supervisor, WorkerEnvironment(variables))

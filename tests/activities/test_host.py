@@ -37,7 +37,7 @@ async def test_a_process_sees_its_attempt_and_next_to_nothing_of_the_worker(kit:
     variables.pop("PERDURE_MARKER")
     assert variables == {
         "PATH": os.environ["PATH"],
-        "HOME": "/home/someone",
+        "HOME": "/nowhere/someone",
         "MODE": "eval",
         "N": "3",
         "SHOP_PORT": "18080",

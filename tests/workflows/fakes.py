@@ -11,19 +11,20 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError
 from temporalio.worker import Worker
 
+from activities.contexts import Contexts
+from activities.results import Results
 from perdure.messages import (
     ContextDiffs,
     ContextRequest,
     FinishTask,
-    ProbeTrials,
     StepFailure,
     StepOutcome,
     StepTask,
@@ -36,7 +37,6 @@ from perdure.messages import (
 )
 from perdure.names import (
     FINISH_TASK,
-    PROBE_TRIALS,
     RUN_STEP,
     WORKER_SHUTDOWN,
     WRITE_SUITE,
@@ -44,7 +44,8 @@ from perdure.names import (
     suite_workflow_id,
     task_workflow_id,
 )
-from worker import BEAT_THROTTLE, WORKFLOWS, sandbox
+from perdure.sandbox import sandbox
+from worker import BEAT_THROTTLE, WORKFLOWS
 
 
 @dataclass
@@ -61,7 +62,12 @@ class World:
     finished: list[FinishTask] = field(default_factory=list)
     suites: list[WriteSuite] = field(default_factory=list)
     mute: set[str] = field(default_factory=set)
-    """Tasks whose end is not told to the suite."""
+    """Tasks that send their suite no signal."""
+
+    def __post_init__(self) -> None:
+        # Telling and probing touch nothing but the server: they are the real ones.
+        nowhere = Path("/nonexistent")
+        self.results = Results(self.client, nowhere, nowhere, Contexts(self.client))
 
     def attempts(self, step_id: str) -> int:
         """How often a step was started, over all tasks."""
@@ -115,25 +121,13 @@ class World:
     @activity.defn(name=FINISH_TASK)
     async def finish_task(self, end: FinishTask) -> TrialSummary:
         self.finished.append(end)
-        if end.suite_workflow_id and end.run.task_id not in self.mute:
-            try:
-                suite = self.client.get_workflow_handle(end.suite_workflow_id)
-                await suite.signal("trial_ended", end.summary)
-            except RPCError:
-                pass  # closed
+        if end.run.task_id not in self.mute and end.suite_workflow_id:
+            await self.results._tell(end.suite_workflow_id, end.suite_run_id, end.summary)
         return end.summary
 
     @activity.defn(name=WRITE_SUITE)
     async def write_suite(self, suite: WriteSuite) -> None:
         self.suites.append(suite)
-
-    @activity.defn(name=PROBE_TRIALS)
-    async def probe_trials(self, probe: ProbeTrials) -> list[str]:
-        return [i for i in probe.workflow_ids if not await self._open(i)]
-
-    async def _open(self, workflow_id: str) -> bool:
-        description = await self.client.get_workflow_handle(workflow_id).describe()
-        return bool(description.status and description.status.name == "RUNNING")
 
     # --- Starting things --------------------------------------------------------------------
 
@@ -191,6 +185,8 @@ async def world(client: Client) -> AsyncIterator[World]:
             max_heartbeat_throttle_interval=BEAT_THROTTLE,
             default_heartbeat_throttle_interval=BEAT_THROTTLE,
         ),
-        Worker(client, task_queue=control_queue(made.queue), activities=[made.probe_trials]),
+        Worker(
+            client, task_queue=control_queue(made.queue), activities=[made.results.probe_trials]
+        ),
     ):
         yield made

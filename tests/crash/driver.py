@@ -1,0 +1,313 @@
+"""Runs a suite, kills what runs it at chosen moments, and keeps a list of what was hit."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from activities.step import read_outcome
+from activities.supervise import FAULT, read_exit
+from perdure.config import Settings
+from perdure.server import status
+from tests.cli.support import CommandLine
+from tests.crash.suite_of_twenty import SuiteOfTwenty, Work
+
+SUITE = "crash"
+
+Kind = Literal["worker", "worker and supervisor", "whole run", "server"]
+KINDS: tuple[Kind, ...] = ("worker", "worker and supervisor", "whole run", "server")
+
+Aim = Literal["window", "running", "any moment"]
+"""`window`: a process has ended, and nobody has heard of it. `running`: a step is at work."""
+
+HOLD_SECONDS = 0.7
+"""How wide the window is opened."""
+
+PATIENCE_SECONDS = 60.0
+"""For whatever must happen next on a loaded machine."""
+
+_LOOK_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What could be seen at one moment; steps by name."""
+
+    ended: frozenset[str]
+    """Those with an outcome on disk, or the exit of their process, after which no attempt comes."""
+    unheard: frozenset[str]
+    """Those whose process has ended, and whose outcome is not there yet."""
+    running: frozenset[str]
+    """Those at work."""
+    starts: dict[str, int]
+    """How many times each was begun."""
+
+
+@dataclass
+class Kill:
+    """One kill, what it met, and how long the way back was."""
+
+    kind: Kind
+    aim: Aim
+    at: float
+    seen: Sight
+    in_window: frozenset[str] = frozenset()
+    """Steps whose process had ended, and whose outcome nobody wrote before the worker died."""
+    hit: dict[str, float | None] = field(default_factory=dict)
+    """Steps at work whose worker died: seconds from the worker's return to their new start; None
+    for one that needed no new start."""
+    back_after: float = 0.0
+    """Seconds until a worker and a server were there again."""
+
+    @property
+    def kills_worker(self) -> bool:
+        return self.kind != "server"
+
+
+class Driver:
+    """One `perdure run` after another over the same suite."""
+
+    def __init__(self, perdure: CommandLine, suite: SuiteOfTwenty, chance: random.Random) -> None:
+        self.suite = suite
+        self.kills: list[Kill] = []
+        self.log = perdure.folder / "run.log"
+        self.answer = perdure.folder / "answer.json"
+        """What the newest `perdure run --json` printed."""
+        self._perdure = perdure
+        self._chance = chance
+        self._works = {work.name: work for work in suite.works}
+        self._settings = Settings.from_env({"PERDURE_STATE_DIR": str(perdure.state)})
+        self._run: subprocess.Popen[bytes] | None = None
+
+    # --- The command ------------------------------------------------------------------------
+
+    def start(self, *, hold_reports: bool) -> None:
+        """Type the command; the same each time."""
+        fault = {FAULT: f"hold-report:{HOLD_SECONDS}"} if hold_reports else {}
+        command = ["run", str(self.suite.documents), "--suite", SUITE, "--max-parallel", "4"]
+        command += ["--steps", "tests.crash.step_types", "--json"]
+        with self.log.open("ab") as log, self.answer.open("wb") as answer:
+            self._run = subprocess.Popen(
+                [sys.executable, "-m", "perdure", *command],
+                cwd=self._perdure.folder,
+                env=self._perdure.environment(**fault),
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def finish(self) -> int:
+        """Let the command come to its end; its exit status."""
+        assert self._run
+        return self._run.wait(2 * PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        """Leave nothing behind, however the test went."""
+        for process in self.left():
+            with suppress(psutil.Error):
+                process.kill()
+        if self._run:
+            self._run.wait()
+
+    def left(self) -> list[psutil.Process]:
+        """Every process that has to do with the test: all of them name its folder somewhere."""
+        mark = str(self._perdure.state.parent)
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                told = [process.cwd(), *process.cmdline(), *process.environ().values()]
+                if any(mark in text for text in told):
+                    found.append(process)
+        return found
+
+    # --- What there is to see ---------------------------------------------------------------
+
+    def look(self) -> Sight:
+        """Look at all files, outcomes last: what is seen to be unheard is so."""
+        lines = self.suite.all_lines()
+        running, ended, unheard = set(), set(), set()
+        for name, left in lines.items():
+            work, last = self._works[name], left[-1]
+            if self.has_end(work, last.attempt):
+                home = self._home(work, last.attempt)
+                if home and not (home / "outcome.json").exists():
+                    unheard.add(name)
+                ends = [line.attempt for line in left if line.what == "end"]
+                if sum(self.has_end(work, attempt) for attempt in ends) == work.ends:
+                    ended.add(name)
+            elif last.what == "start":
+                running.add(name)
+        starts = {n: sum(x.what == "start" for x in left) for n, left in lines.items()}
+        return Sight(frozenset(ended), frozenset(unheard), frozenset(running), starts)
+
+    def has_end(self, work: Work, attempt: int) -> bool:
+        """Whether an attempt came to its own end, and a file says so."""
+        home = self._home(work, attempt)
+        exit_ = read_exit(home / "exit.json") if home else None
+        outcome = read_outcome(home) if home else None
+        return (exit_ is not None and exit_.ended_by == "exit") or (
+            outcome is not None and outcome.status != "cancelled"
+        )
+
+    def _home(self, work: Work, attempt: int) -> Path | None:
+        """The directory of an attempt."""
+        trial = self._perdure.state / "runs" / SUITE / work.task / "1"
+        return next(iter(trial.glob(f"*/steps/{work.step}.{attempt}")), None)
+
+    def _children(self, word: str) -> list[psutil.Process]:
+        """The command's own processes that are called so."""
+        assert self._run
+        with suppress(psutil.Error):
+            return [p for p in psutil.Process(self._run.pid).children() if word in _argv(p)]
+        return []
+
+    def _worker(self) -> psutil.Process | None:
+        """The worker that serves."""
+        for process in self._children("worker"):
+            for log in (self._perdure.state / "workers").glob(f"*.{process.pid}.log"):
+                if "serving queue" in log.read_text():
+                    return process
+        return None
+
+    def _server(self) -> psutil.Process | None:
+        """The server, once it is ready."""
+        pid = status(self._settings.state).pid
+        return next((p for p in self._children("start-dev") if p.pid == pid), None)
+
+    # --- Killing ----------------------------------------------------------------------------
+
+    def kill(self, kind: Kind, aim: Aim, after_ends: int) -> Kill:
+        """Wait for `after_ends` steps to end and then for the moment, and kill."""
+        goal = self.suite.count("end") + after_ends
+        self._wait(lambda: self.suite.count("end") >= goal, f"{after_ends} steps end")
+        self._wait(lambda: self._worker() and self._server(), "worker and server are there")
+        if aim == "any moment":
+            time.sleep(self._chance.uniform(0, 0.5))
+        while True:
+            if aim != "any moment":
+                self._wait(lambda: self._at(aim), f"the moment: {aim}")
+                time.sleep(self._chance.uniform(0, 0.3))
+            targets = self._targets(kind)
+            seen = self.look()
+            if aim == "any moment" or (seen.unheard if aim == "window" else seen.running):
+                break
+        kill = Kill(kind, aim, time.time(), seen)
+        for process in targets:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for process in targets:
+            _wait_for(lambda process=process: _is_dead(process), f"{process.pid} dies")
+        if kind == "whole run":
+            self.finish()
+        if kill.kills_worker:
+            kill.in_window = seen.unheard & self.look().unheard
+        self.kills.append(kill)
+        return kill
+
+    def _at(self, aim: Aim) -> bool:
+        seen = self.look()
+        return bool(seen.unheard if aim == "window" else seen.running)
+
+    def _targets(self, kind: Kind) -> list[psutil.Process]:
+        """The processes to kill, in the order to do it."""
+        worker, server = self._worker(), self._server()
+        assert self._run
+        assert worker
+        assert server
+        supervisor = [p for p in worker.children() if "supervisor.py" in " ".join(_argv(p))]
+        match kind:
+            case "worker":
+                return [worker]
+            case "worker and supervisor":
+                return self._shuffled([worker, *supervisor])
+            case "server":
+                return [server]
+            case "whole run":
+                everything = [psutil.Process(self._run.pid), worker, server]
+                return self._shuffled(everything + self._chance.choice([[], supervisor]))
+
+    def _shuffled(self, processes: list[psutil.Process]) -> list[psutil.Process]:
+        self._chance.shuffle(processes)
+        return processes
+
+    def go_on(self, kill: Kill) -> None:
+        """Wait until worker and server are back, and the steps that were hit with them."""
+        killed = time.time()
+        self._wait(lambda: self._worker() and self._server(), "worker and server come back")
+        back = time.time()
+        kill.back_after = back - killed
+        self._wait(lambda: self._goes_on(kill.seen), "a step begins")
+        if kill.kills_worker:
+            self._wait(lambda: self._are_back(kill), "the steps that were hit begin again")
+            kill.hit = {name: self._new_start(name, kill, back) for name in kill.seen.running}
+
+    def _goes_on(self, before: Sight) -> bool:
+        """Whether a step has begun since, or none is left to begin."""
+        now = self.look()
+        begun = sum(now.starts.values()) > sum(before.starts.values())
+        return begun or now.starts.keys() == self._works.keys()
+
+    def _are_back(self, kill: Kill) -> bool:
+        seen = self.look()
+        return all(
+            seen.starts[name] > kill.seen.starts[name] or name in seen.ended
+            for name in kill.seen.running
+        )
+
+    def _new_start(self, name: str, kill: Kill, back: float) -> float | None:
+        starts = [line.time for line in self.suite.lines(name) if line.what == "start"]
+        again = starts[kill.seen.starts[name] :]
+        return max(0.0, again[0] - back) if again else None
+
+    def _wait(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait for a condition, as long as the command runs."""
+        run = self._run
+        assert run
+        _wait_for(lambda: condition() or run.poll() is not None, what)
+        assert run.poll() is None, f"the command ended (status {run.poll()}) before: {what}"
+
+    # --- Telling ----------------------------------------------------------------------------
+
+    def report(self) -> str:
+        """What was killed, for whoever reads the test's output."""
+        lines = [
+            f"{number:2}. {kill.kind:21} {kill.aim:10} at work {len(kill.seen.running)}, "
+            f"in the window {len(kill.in_window)}, back after {kill.back_after:.1f} s, "
+            f"begun again after {_times(kill.hit.values())}"
+            for number, kill in enumerate(self.kills, 1)
+        ]
+        return "\n".join(lines)
+
+
+def _wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(_LOOK_SECONDS)
+
+
+def _times(seconds: Iterable[float | None]) -> str:
+    return ", ".join("-" if each is None else f"{each:.1f}" for each in seconds) or "-"
+
+
+def _argv(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

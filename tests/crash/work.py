@@ -1,0 +1,96 @@
+"""What each step of the crash test's suite does: it leaves lines in a file outside the state.
+
+    python work.py FOLDER SECONDS MANNER
+
+Also called in the worker's process (`step_types.py`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PLAIN, STRAGGLER, FAILS, FAILS_ONCE = "plain", "straggler", "fails", "fails-once"
+MANNERS = (PLAIN, STRAGGLER, FAILS, FAILS_ONCE)
+
+EXIT_FAILED = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that a step left."""
+
+    what: str
+    """`start`, `end`, or `beside`: another attempt was still at work."""
+    attempt: int
+    time: float
+    """Seconds since 1970."""
+
+
+def work(
+    folder: Path, name: str, attempt: int, seconds: float, manner: str, *, straggling: bool = False
+) -> bool:
+    """Take `seconds` between two lines in the file `name`; whether it went well.
+
+    While it, or a process that it left, is at work it holds a lock, which dies with them.
+    """
+    held = os.open(folder / "locks" / name, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _leave(folder, name, "beside", attempt)
+        ended_before = any(line.what == "end" for line in lines_of(folder, name))
+        _leave(folder, name, "start", attempt)
+        if straggling:
+            os.set_inheritable(held, True)
+            # In a session of its own, as a daemon would be.
+            os.posix_spawnp("sleep", ["sleep", "600"], os.environ, setsid=True)
+        time.sleep(seconds)
+        _leave(folder, name, "end", attempt)
+    finally:
+        os.close(held)
+    return manner != FAILS and (manner != FAILS_ONCE or ended_before)
+
+
+def lines_of(folder: Path, name: str) -> list[Line]:
+    """The lines that a step has left so far."""
+    try:
+        text = (folder / "lines" / name).read_text()
+    except FileNotFoundError:
+        return []
+    fields = [line.split() for line in text.splitlines()]
+    return [Line(what, int(attempt), float(at)) for what, attempt, at in fields]
+
+
+def _leave(folder: Path, name: str, what: str, attempt: int) -> None:
+    line = f"{what} {attempt} {time.time():.6f}\n".encode()
+    file = os.open(folder / "lines" / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+def main(folder: str, seconds: str, manner: str) -> int:
+    """One attempt of a step in a process of its own."""
+    name = f"{os.environ['PERDURE_TASK_ID']}.{os.environ['PERDURE_STEP_ID']}"
+    well = work(
+        Path(folder),
+        name,
+        int(os.environ["PERDURE_ATTEMPT"]),
+        float(seconds),
+        manner,
+        straggling=manner == STRAGGLER,
+    )
+    (Path(os.environ["PERDURE_ARTIFACTS"]) / name).write_text(name)
+    print(name)
+    return 0 if well else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
