@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
@@ -482,3 +484,35 @@ async def test_c51_a_hostile_run_name_reaches_no_path_outside(here: Bench) -> No
         async with asyncio.timeout(20):
             await handle.result()
     assert not list(here.options.runs.parent.parent.rglob("evil"))
+
+
+def attempts_alive(mark: str) -> set[str]:
+    """The attempts to which the living processes with `mark` belong."""
+    found = set()
+    for pid in processes_with(mark):
+        with contextlib.suppress(psutil.Error):
+            found.add(psutil.Process(pid).environ().get("PERDURE_ATTEMPT", "?"))
+    return found
+
+
+async def test_c33_a_process_over_its_limit_is_gone_before_the_retry_begins(here: Bench) -> None:
+    mark = f"mark-{uuid.uuid4().hex}"
+    command = f"(setsid sh -c ': {mark}; sleep 90' &); echo x >> n; sleep 90"
+    handle = await here.start(
+        {
+            "id": "a",
+            "type": "command",
+            "command": ["sh", "-c", command],
+            "timeout": 1,
+            "retry": {"max_attempts": 3, "initial_interval": 0.05},
+        }
+    )
+    ending = asyncio.create_task(handle.result())
+    while not ending.done():
+        assert len(attempts_alive(mark)) <= 1
+        await asyncio.sleep(0.05)
+    with pytest.raises(WorkflowFailureError):
+        await ending
+    assert processes_with(mark) == []
+    assert len(step_named(here.record(handle), "a")["attempts"]) == 3
+    assert (here.work_of(handle) / "n").read_text() == "x\n" * 3

