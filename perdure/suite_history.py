@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.core.suite import Suite
 from perdure.event_log import Decoder, HistoryError, event_time, pages
-from perdure.messages import ProgressRequest, SuiteInput, SuiteProgress, TrialSummary
+from perdure.messages import ClosedTrial, ProgressRequest, SuiteInput, SuiteProgress, TrialSummary
 from perdure.names import task_workflow_id
 
 _SUMMARY: TypeAdapter[TrialSummary] = TypeAdapter(TrialSummary)
@@ -140,6 +140,10 @@ class SuiteHistory:
             name = getattr(event, attributes).workflow_execution.workflow_id
             cancelled = kind == EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_CANCELED
             suite.lose(name, reason, cancelled=cancelled)
+        elif kind == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:  # the probe's: it has no other
+            found = event.activity_task_completed_event_attributes.result
+            for closed in await self._decoder.value(found, list[ClosedTrial]):
+                suite.found_closed(closed)
         elif kind == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED:
             suite.cancel()
         else:

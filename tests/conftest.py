@@ -9,23 +9,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
 if TYPE_CHECKING:
     from perdure.config import Settings
 
+# These machines are shared and slow at times: an example may take as long as it takes.
+hypothesis.settings.register_profile("perdure", deadline=None)
+hypothesis.settings.load_profile("perdure")
+
 PROGRAMS = {"compose": "docker-compose"}
 """Tools whose program has another name."""
-
-SERVER_FLAGS = [
-    # Without these the server looks at its queues 20 times a second, and no timer is shorter
-    # than a second.
-    *("--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"),
-    *("--dynamic-config-value", "history.timerProcessorMaxPollRPS=1000"),
-    *("--dynamic-config-value", "history.visibilityProcessorMaxPollRPS=1000"),
-    *("--dynamic-config-value", 'history.timerProcessorMaxTimeShift="10ms"'),
-]
 
 
 def find_program(name: str) -> str | None:
@@ -65,6 +61,7 @@ async def temporal(temporal_settings: Settings) -> AsyncIterator[WorkflowEnviron
     One a process: tests keep apart by task queues and workflow ids of their own.
     """
     from perdure.search_attributes import SEARCH_ATTRIBUTES
+    from perdure.server_process import FLAGS
     from perdure.storage import data_converter
 
     binary = find_program("temporal")
@@ -73,7 +70,6 @@ async def temporal(temporal_settings: Settings) -> AsyncIterator[WorkflowEnviron
     async with await WorkflowEnvironment.start_local(
         data_converter=data_converter(temporal_settings),
         dev_server_existing_path=binary,
-        dev_server_extra_args=[*SERVER_FLAGS, *attributes],
-        dev_server_log_level="error",
+        dev_server_extra_args=[*FLAGS, *attributes],
     ) as environment:
         yield environment

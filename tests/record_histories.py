@@ -24,8 +24,9 @@ from temporalio.testing import WorkflowEnvironment
 from perdure.config import Settings
 from perdure.messages import TaskOptions
 from perdure.search_attributes import SEARCH_ATTRIBUTES
+from perdure.server_process import FLAGS
 from perdure.storage import data_converter
-from tests.conftest import SERVER_FLAGS, find_program
+from tests.conftest import find_program
 from tests.kit import until
 from tests.workflows.fakes import World, task_document, world
 
@@ -195,8 +196,7 @@ async def recorder() -> AsyncIterator[Client]:
             data_converter=data_converter(settings),
             identity="recorder",
             dev_server_existing_path=binary,
-            dev_server_extra_args=[*SERVER_FLAGS, *attributes],
-            dev_server_log_level="error",
+            dev_server_extra_args=[*FLAGS, *attributes],
         ) as environment:
             yield environment.client
 

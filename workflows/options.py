@@ -18,6 +18,9 @@ PROBE_INTERVAL = timedelta(seconds=20)
 """How often a suite looks after the tasks that an earlier run of it started: such a task sends no
 signal if it is terminated by hand, or ends in the moment of the continue-as-new."""
 
+FIRST_PROBE = timedelta(seconds=1)
+"""Soon after a continue-as-new, for those that ended in its moment."""
+
 PROBE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(seconds=60),  # a batch of describe calls
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),

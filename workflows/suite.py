@@ -46,7 +46,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.payloads import adapter
     from perdure.workflow_task import workflow_task_timeout
-    from workflows.options import PROBE, PROBE_INTERVAL, START_TRIAL_AGAIN, WRITE
+    from workflows.options import FIRST_PROBE, PROBE, PROBE_INTERVAL, START_TRIAL_AGAIN, WRITE
     from workflows.shield import uncancelled
 
 STARTS_AT_ONCE = 25
@@ -227,8 +227,9 @@ class SuiteWorkflow:
 
     async def _probe(self) -> None:
         """Look after the tasks that an earlier run of this suite started, until they ended."""
+        interval = FIRST_PROBE
         while unwatched := [n for n in self._suite.running if n not in self._watched]:
-            await workflow.sleep(PROBE_INTERVAL, summary="next look at running tasks")
+            await workflow.sleep(interval, summary="next look at running tasks")
             on_control = PROBE | {"task_queue": control_queue(workflow.info().task_queue)}
             closed: list[ClosedTrial] = await workflow.execute_activity(
                 PROBE_TRIALS,
@@ -237,11 +238,9 @@ class SuiteWorkflow:
                 **on_control,
             )
             for trial in closed:
-                if trial.summary:
-                    self._suite.hear(trial.summary)
-                else:
-                    self._suite.lose(trial.workflow_id, trial.reason, cancelled=trial.cancelled)
+                self._suite.found_closed(trial)
             self._stirred = True
+            interval = PROBE_INTERVAL
 
     # --- Handing over, writing down ---------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from perdure.messages import ProgressRequest, SuiteProgress, SuiteTask, TrialSummary
+from perdure.messages import ClosedTrial, ProgressRequest, SuiteProgress, SuiteTask, TrialSummary
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,13 @@ class Suite:
                 failure_reason=reason,
             )
         )
+
+    def found_closed(self, closed: ClosedTrial) -> None:
+        """Take what a probe found: an end that was not heard."""
+        if closed.summary:
+            self.hear(closed.summary)
+        else:
+            self.lose(closed.workflow_id, closed.reason, cancelled=closed.cancelled)
 
     def cancel(self) -> None:
         """Start nothing more; what has not started stays as it is."""

@@ -30,7 +30,7 @@ steps:
 BAD = """\
 id: bad
 steps:
-  - {id: fail, type: command, command: "echo '[bold]why' >&2; exit 3"}
+  - {id: fail, type: command, command: "sleep 0.7; echo '[bold]why' >&2; exit 3"}
   - {id: never, type: command, command: "true"}
 """
 LONG = """\

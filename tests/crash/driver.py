@@ -248,7 +248,7 @@ class Driver:
         kill.back_after = back - killed
         self._wait(lambda: self._goes_on(kill.seen), "a step begins")
         if kill.kills_worker:
-            self._wait(lambda: self._are_back(kill), "the steps that were hit begin again")
+            self._wait(lambda: self._is_mended(kill), "the steps that were hit begin again")
             kill.hit = {name: self._new_start(name, kill, back) for name in kill.seen.running}
 
     def _goes_on(self, before: Sight) -> bool:
@@ -257,11 +257,11 @@ class Driver:
         begun = sum(now.starts.values()) > sum(before.starts.values())
         return begun or now.starts.keys() == self._works.keys()
 
-    def _are_back(self, kill: Kill) -> bool:
-        seen = self.look()
-        return all(
-            seen.starts[name] > kill.seen.starts[name] or name in seen.ended
-            for name in kill.seen.running
+    def _is_mended(self, kill: Kill) -> bool:
+        """Whether all that was hit has begun again, and all that had ended has been heard of."""
+        seen, before = self.look(), kill.seen
+        return not kill.in_window & seen.unheard and all(
+            seen.starts[name] > before.starts[name] or name in seen.ended for name in before.running
         )
 
     def _new_start(self, name: str, kill: Kill, back: float) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import work
-from tests.crash.work import FAILS, FAILS_ONCE, PLAIN, STRAGGLER, Line, lines_of
+from tests.crash.work import FAILS, FAILS_ONCE, PLAIN, STRAGGLER, WAITS, Line, lines_of
 
 TASKS = 20
 HEARTBEAT_SECONDS = 1.5
@@ -58,6 +58,10 @@ class SuiteOfTwenty:
             document = self._task(f"t{number:02}", number, chance)
             (self.documents / f"{document['id']}.json").write_text(json.dumps(document))
 
+    def let_it_end(self) -> None:
+        """Until then, the last step of the last task does not."""
+        (self.effects / "may_end").touch()
+
     def lines(self, name: str) -> list[Line]:
         """What a step has left so far."""
         return lines_of(self.effects, name)
@@ -74,7 +78,7 @@ class SuiteOfTwenty:
     # --- Documents --------------------------------------------------------------------------
 
     def _task(self, task: str, number: int, chance: random.Random) -> dict[str, Any]:
-        length = chance.randint(4, 5)
+        length = chance.randint(4, 6)
         steps: list[dict[str, Any]] = []
         for at, manner in enumerate(_manners(number, length)):
             kind = chance.choice(("command", "command", "python", "crash_work"))
@@ -121,7 +125,8 @@ class SuiteOfTwenty:
 
 
 def _manners(number: int, length: int) -> Iterator[str]:
-    """How the steps of a task end: in four of the twenty tasks, one does so in another way."""
-    special = {4: FAILS_ONCE, 9: FAILS, 13: STRAGGLER, 17: STRAGGLER}.get(number)
-    for at in range(length):
-        yield special if special and at == 1 else PLAIN
+    """How the steps of a task end: in five of the twenty tasks, one does so in another way."""
+    special = {4: FAILS_ONCE, 9: FAILS, 13: STRAGGLER, 17: STRAGGLER, TASKS - 1: WAITS}
+    at = length - 1 if number == TASKS - 1 else 1
+    for step in range(length):
+        yield special.get(number, PLAIN) if step == at else PLAIN

@@ -14,8 +14,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-PLAIN, STRAGGLER, FAILS, FAILS_ONCE = "plain", "straggler", "fails", "fails-once"
-MANNERS = (PLAIN, STRAGGLER, FAILS, FAILS_ONCE)
+PLAIN, FAILS, FAILS_ONCE = "plain", "fails", "fails-once"
+STRAGGLER = "straggler"
+"""It leaves a process behind, in a session of its own."""
+WAITS = "waits"
+"""It ends when the file `may_end` is there."""
 
 EXIT_FAILED = 3
 
@@ -31,9 +34,7 @@ class Line:
     """Seconds since 1970."""
 
 
-def work(
-    folder: Path, name: str, attempt: int, seconds: float, manner: str, *, straggling: bool = False
-) -> bool:
+def work(folder: Path, name: str, attempt: int, seconds: float, manner: str) -> bool:
     """Take `seconds` between two lines in the file `name`; whether it went well.
 
     While it, or a process that it left, is at work it holds a lock, which dies with them.
@@ -46,11 +47,12 @@ def work(
             _leave(folder, name, "beside", attempt)
         ended_before = any(line.what == "end" for line in lines_of(folder, name))
         _leave(folder, name, "start", attempt)
-        if straggling:
+        if manner == STRAGGLER:
             os.set_inheritable(held, True)
-            # In a session of its own, as a daemon would be.
             os.posix_spawnp("sleep", ["sleep", "600"], os.environ, setsid=True)
         time.sleep(seconds)
+        while manner == WAITS and not (folder / "may_end").exists():
+            time.sleep(0.05)
         _leave(folder, name, "end", attempt)
     finally:
         os.close(held)
@@ -79,14 +81,8 @@ def _leave(folder: Path, name: str, what: str, attempt: int) -> None:
 def main(folder: str, seconds: str, manner: str) -> int:
     """One attempt of a step in a process of its own."""
     name = f"{os.environ['PERDURE_TASK_ID']}.{os.environ['PERDURE_STEP_ID']}"
-    well = work(
-        Path(folder),
-        name,
-        int(os.environ["PERDURE_ATTEMPT"]),
-        float(seconds),
-        manner,
-        straggling=manner == STRAGGLER,
-    )
+    attempt = int(os.environ["PERDURE_ATTEMPT"])
+    well = work(Path(folder), name, attempt, float(seconds), manner)
     (Path(os.environ["PERDURE_ARTIFACTS"]) / name).write_text(name)
     print(name)
     return 0 if well else EXIT_FAILED
