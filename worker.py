@@ -18,6 +18,7 @@ from temporalio.worker import Worker
 
 import activities
 import workflows
+from activities.binding import Binding
 from activities.contexts import Contexts
 from activities.results import Results
 from activities.secrets import WorkerEnvironment
@@ -101,7 +102,12 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 client,
                 task_queue=options.queue,
                 workflows=WORKFLOWS,
-                activities=[steps.run_step, results.finish_task, results.write_suite],
+                activities=[
+                    steps.run_step,
+                    results.finish_task,
+                    results.write_suite,
+                    Binding(options.host).bind_host,
+                ],
                 workflow_runner=sandbox(),
                 sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
                 max_concurrent_activities=options.step_slots,

@@ -83,8 +83,9 @@ class TaskOptions:
     agent_model: str | None = None
     agent_artifact_id: str | None = None
     multi_host: bool = False
-    """True: the task's queue is shared by several hosts, so after the first step the task goes
-    to the queue of the host that took it. False: one host, one queue (eager start serves)."""
+    """True: the task's queue is shared by several hosts, so the task is bound to the host that
+    takes its first activity, and its steps go to that host's queue. False: one host, one queue
+    (eager start serves)."""
     results_dir: str | None = None
     """None: the worker's default, `<state>/results`."""
     search_attributes: bool = True

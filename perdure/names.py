@@ -6,6 +6,7 @@ TASK_WORKFLOW = "TaskWorkflow"
 SUITE_WORKFLOW = "SuiteWorkflow"
 
 RUN_STEP = "run_step"
+BIND_HOST = "bind_host"
 FINISH_TASK = "finish_task"
 WRITE_SUITE = "write_suite"
 PROBE_TRIALS = "probe_trials"

@@ -59,11 +59,15 @@ WORKER_STOP_SECONDS = 30.0
 DYING_SECONDS = 5.0
 """How long a lock without a server is waited for before it is an error."""
 
-_PORT_ATTEMPTS = 4
+_START_ATTEMPTS = 4
 
 
 class ServerStopped(ServerError):
     """Somebody stopped the server on purpose (`perdure server stop`)."""
+
+
+class _PortTaken(Exception):
+    """Somebody else was faster at a port that had been free."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,14 @@ class Server:
     async def _ensure_running(self, previous: ServerRecord | None) -> None:
         """Have a server that is ready, under `start.lock`."""
         previous = previous or ServerRecord.read(self.state)
-        for _ in range(_PORT_ATTEMPTS):
+        for _ in range(_START_ATTEMPTS):
             record: ServerRecord | None
             found = await _lock_or_server(self.state)
             if isinstance(found, FileLock):
                 try:
                     record = await self._start(found, previous)
+                except _PortTaken:
+                    record = previous = None
                 finally:
                     found.drop()  # ours only: the server holds it by its own handle
             elif await ready(found, retention_days=self._settings.retention_days):
@@ -182,11 +188,13 @@ class Server:
                 record.write(self.state)
                 self.address, self.ui_url = record.address, record.ui_url
                 return
-            previous = None  # its ports may be why
         raise ServerError(f"the embedded server does not stay up; see {self.state.server_log}")
 
     async def _start(self, lock: FileLock, previous: ServerRecord | None) -> ServerRecord | None:
-        """Start a server and wait for it; None if a port was lost to somebody else."""
+        """Start a server and wait for it; None if it was killed meanwhile.
+
+        Raises _PortTaken if a port was lost to somebody else.
+        """
         self.state.check_database()
         binary = await find_binary(self.state)
         ports = self._choose_ports(previous)
@@ -202,10 +210,13 @@ class Server:
             raise
         log = _tail(self.state.server_log, log_start)
         if "address already in use" in log:
+            raise _PortTaken
+        status = process.wait()
+        if status == -signal.SIGKILL:
             return None
         self.state.check_whole_database()
         raise ServerError(
-            f"the embedded server ended at its start (exit status {process.poll()}): "
+            f"the embedded server ended at its start (exit status {status}): "
             f"{log or 'it printed nothing'}; see {self.state.server_log}"
         )
 

@@ -336,6 +336,28 @@ async def retried(call: Callable[[], Awaitable[object]]) -> object:
     raise AssertionError("the server stayed away")
 
 
+async def test_a_server_that_is_killed_in_its_start_is_started_again_at_the_same_ports(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once, real = tmp_path / "once", Path(sys.executable).parent / "temporal"
+    binary = write_program(
+        tmp_path,
+        f'case "$*" in *--help*) ;; *) [ -e "{once}" ] && rm "{once}" && kill -9 $$;; esac\n'
+        f'exec "{real}" "$@"',
+    )
+    monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
+    async with embedded_server(settings) as server:
+        address = server.address
+        once.touch()
+        os.kill(servers_of(settings.state)[0], signal.SIGKILL)
+        await until(lambda: not status(settings.state).running)
+
+        assert await server.restart_if_dead()
+
+        assert not once.exists()
+        assert server.address == address
+
+
 async def test_all_users_of_a_killed_server_get_the_one_replacement(settings: Settings) -> None:
     async with embedded_server(settings) as one, embedded_server(settings) as other:
         os.kill(servers_of(settings.state)[0], signal.SIGKILL)

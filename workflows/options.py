@@ -36,9 +36,17 @@ WRITE = workflow.LocalActivityConfig(
     ),
 )
 
+BIND = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=10),  # it answers with a name
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),
+)
+
 WRITE_ON_HOST = workflow.ActivityConfig(
-    # The same where the record lies on another host than the workflow's worker.
-    start_to_close_timeout=timedelta(seconds=60),
+    # The same where the run lies on another host than the workflow's worker. A host that is gone
+    # must not keep the task open: the record is then written elsewhere, without the logs.
+    schedule_to_start_timeout=timedelta(minutes=1),
+    start_to_close_timeout=timedelta(minutes=10),  # a copy of large artifacts
+    schedule_to_close_timeout=timedelta(minutes=30),
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
     summary="write the record",
 )

@@ -9,6 +9,7 @@ later run the task sends the signal `trial_ended`, and a probe looks after those
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from temporalio import workflow
@@ -70,11 +71,12 @@ class SuiteWorkflow:
         )
         self._started_at = workflow.time()
         self._starting: set[str] = set()
-        self._watched: set[str] = set()
         self._stirred = False
         if start.state:
             self._suite.restore(start.state["suite"])
             self._started_at = start.state["started_at"]
+        self._inherited = self._suite.running
+        """Trials that an earlier run of this suite started; this one has no handle of them."""
 
     @workflow.run
     async def run(self, start: SuiteInput) -> SuiteResult:
@@ -141,7 +143,6 @@ class SuiteWorkflow:
                 self._suite.lose(name, "cancelled before it could start", cancelled=True)
             else:
                 self._suite.started(name, handle.first_execution_run_id or "")
-                self._watched.add(name)
                 asyncio.create_task(self._watch(name, handle))  # noqa: RUF006
         self._starting.discard(name)
         self._stirred = True
@@ -180,7 +181,8 @@ class SuiteWorkflow:
                     task_timeout=workflow_task_timeout(task.task),
                 )
             except WorkflowAlreadyStartedError:
-                await workflow.get_external_workflow_handle(trial.workflow_id).cancel()
+                with contextlib.suppress(ApplicationError):  # it has just ended by itself
+                    await workflow.get_external_workflow_handle(trial.workflow_id).cancel()
                 await workflow.sleep(START_TRIAL_AGAIN)
         return None
 
@@ -228,12 +230,12 @@ class SuiteWorkflow:
     async def _probe(self) -> None:
         """Look after the tasks that an earlier run of this suite started, until they ended."""
         interval = FIRST_PROBE
-        while unwatched := [n for n in self._suite.running if n not in self._watched]:
+        while unheard := [n for n in self._inherited if n in self._suite.running]:
             await workflow.sleep(interval, summary="next look at running tasks")
             on_control = PROBE | {"task_queue": control_queue(workflow.info().task_queue)}
             closed: list[ClosedTrial] = await workflow.execute_activity(
                 PROBE_TRIALS,
-                ProbeTrials(unwatched, workflow.info().workflow_id),
+                ProbeTrials(unheard, workflow.info().workflow_id),
                 result_type=list[ClosedTrial],
                 **on_control,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,13 +28,14 @@ with workflow.unsafe.imports_passed_through():
     )
     from perdure.names import (
         BAD_INPUT,
+        BIND_HOST,
         FINISH_TASK,
         RUN_STEP,
         TASK_FAILED,
         TASK_WORKFLOW,
         steps_queue,
     )
-    from workflows.options import CONTEXT_INLINE_BYTES, WRITE, WRITE_ON_HOST, step_options
+    from workflows.options import BIND, CONTEXT_INLINE_BYTES, WRITE, WRITE_ON_HOST, step_options
     from workflows.shield import uncancelled
 
 EVENTS_PAGE = 200
@@ -125,6 +127,9 @@ class TaskWorkflow:
     # --- Driving ----------------------------------------------------------------------------
 
     async def _drive(self) -> None:
+        if self._start.options.multi_host and not self._host:
+            # Before any step: two that start side by side must find the same directory.
+            self._host = await workflow.execute_activity(BIND_HOST, result_type=str, **BIND)
         handing_over = False
         while not self._run.over:
             handing_over = handing_over or self._history_is_long()
@@ -264,14 +269,14 @@ class TaskWorkflow:
             suite_workflow_id=self._start.suite_workflow_id,
             suite_run_id=parent.run_id if parent else None,
         )
-        queue = self._queue()
-        if queue is None:
-            written: TrialSummary = await workflow.execute_local_activity(
-                FINISH_TASK, finish, result_type=TrialSummary, **WRITE
-            )
-            return written
-        on_host = WRITE_ON_HOST | {"task_queue": queue}
-        written_there: TrialSummary = await workflow.execute_activity(
-            FINISH_TASK, finish, result_type=TrialSummary, **on_host
+        if self._host and self._queue() is not None:
+            on_host = WRITE_ON_HOST | {"task_queue": self._queue()}
+            with contextlib.suppress(ActivityError):
+                there: TrialSummary = await workflow.execute_activity(
+                    FINISH_TASK, finish, result_type=TrialSummary, **on_host
+                )
+                return there
+        here: TrialSummary = await workflow.execute_local_activity(
+            FINISH_TASK, finish, result_type=TrialSummary, **WRITE
         )
-        return written_there
+        return here

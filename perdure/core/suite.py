@@ -70,8 +70,9 @@ class Suite:
 
     def started(self, workflow_id: str, run_id: str) -> None:
         """A trial has begun as the run `run_id`; only that run can end it."""
-        self._running[workflow_id] = run_id
-        self._settle()
+        if workflow_id in self._running:
+            self._running[workflow_id] = run_id
+            self._settle()
 
     def hear(self, summary: TrialSummary) -> None:
         """Take the news of a trial's end.
