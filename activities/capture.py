@@ -6,6 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -73,14 +74,14 @@ class Capture:
     """
 
     def __init__(self, path: str, limit_chars: int, secrets: Iterable[str]) -> None:
-        """Open the file, empty. Raises OSError."""
+        """Make the file anew, and follow no link: steps may write where it lies. Raises OSError."""
         self.chars = 0
         """Produced so far, after masking and before the cap."""
         self.error: str | None = None
         self._limit_chars = limit_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._mask = Mask(secrets)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._file = _made_anew(path)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream, cut anywhere."""
@@ -106,3 +107,19 @@ class Capture:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
             self.error = error.strerror
+
+
+def _made_anew(path: str) -> int:
+    folder, name = os.path.split(path)
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        place = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | flags)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=place)
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=place)
+        finally:
+            os.close(place)
+    except OSError as error:
+        error.filename = path
+        raise

@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from activities.adoption import own_end
 from activities.leftovers import Artifacts, created, merge_output, read_output
+from activities.safe_files import folder_below, own_folder
 from activities.secrets import MissingSecret, WorkerEnvironment, resolve, write_private
-from activities.supervise import ProcessExit, ProcessSpec, SpawnFailed, Supervisor, read_exit
+from activities.supervise import ProcessExit, ProcessSpec, SpawnFailed, Supervisor
 from perdure.core.context import FIELDS
 from perdure.core.redaction import STORED, restore, spellings, texts_of
 from perdure.core.secret_references import is_reference
 from perdure.core.task import Step
 from perdure.messages import Artifact, Json, StepTask
 from perdure.steps import Context, ProcessResult, StepFailed
-
-__all__ = ["StepHost", "WorkerEnvironment", "forget"]
 
 OWN_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 """Of the worker's own environment, what every step sees."""
@@ -202,24 +203,25 @@ class StepHost:
         cwd: Path | None = None,
         env: Mapping[str, Json] | None = None,
         stdin: bytes | None = None,
+        adopt: bool = True,
     ) -> ProcessResult:
         """Run a process under the supervisor, with the step's environment, limits and files.
 
         `env` adds to what every step's process sees; values are texts or secret references. The
-        step's time limits count from the start of the attempt. Raises StepFailed (type
-        `SpawnFailed`, not retried) if it cannot be started.
+        step's time limits count from the start of the attempt. `adopt`: take over the end of this
+        process if a lost attempt left it. Raises StepFailed (type `SpawnFailed`, not retried) if it
+        cannot be started.
         """
         self._processes += 1
         number = self._processes
-        self.artifacts_dir.mkdir(parents=True, exist_ok=True)
+        own_folder(self.artifacts_dir)
         stdout, stderr, exit_file = (
             self.step_dir / (name if number == 1 else f"{stem}.{number}.{end}")
             for name in ("stdout.log", "stderr.log", "exit.json")
             for stem, _, end in [name.partition(".")]
         )
-        ended = read_exit(exit_file)
-        # One that was cancelled did not get to its end: its worker went away under it.
-        if ended is not None and ended.ended_by != "cancelled":
+        ended = own_end(exit_file) if adopt else None
+        if ended is not None:
             return _result(ended, stdout, stderr)
         exit_file.unlink(missing_ok=True)
         spec = ProcessSpec(
@@ -319,11 +321,20 @@ class StepHost:
 
 
 def forget(step_dir: Path) -> None:
-    """Remove from an attempt's directory what may hold secrets; tolerant of all that is missing."""
+    """Remove from an attempt's directory what may hold secrets; tolerant of all that is missing.
+
+    Follows no link in the directory's place.
+    """
+    with contextlib.suppress(OSError), folder_below(step_dir.parent, step_dir.name) as folder:
+        forget_in(folder)
+
+
+def forget_in(folder: int) -> None:
+    """As `forget`, for an open directory."""
     for name in PRIVATE_FILES:
-        for path in (step_dir / name, step_dir / f"{name}.draft"):
+        for file in (name, f"{name}.draft"):
             with contextlib.suppress(OSError):  # a step may have put a directory in its place
-                path.unlink()
+                os.unlink(file, dir_fd=folder)
 
 
 def _result(ended: ProcessExit, stdout: Path, stderr: Path) -> ProcessResult:

@@ -6,14 +6,19 @@ nothing would ever come, or ten million files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from activities.safe_files import folder_below
 from perdure.core.context import LIST_FIELDS, SCALAR_FIELDS, NotJson, check_json
+from perdure.core.redaction import mask
 from perdure.messages import Artifact, Json
 from perdure.steps import Context, StepFailed
 
@@ -32,6 +37,8 @@ ARTIFACTS_LIMIT_BYTES = 1024 * 1024 * 1024
 """Of all files of one attempt."""
 ARTIFACTS_LIMIT_COUNT = 1_000
 """Of one attempt; the list rides in the step's outcome."""
+
+_LOG = re.compile(r"(stdout|stderr)(\.\d+)?\.log")
 
 
 # --- PERDURE_OUTPUT ---------------------------------------------------------------------------
@@ -234,3 +241,39 @@ def created(workdir: Path, name: str) -> bool:
     if last in ("", ".", "..") or "\0" in last:
         return inside(workdir, name, "creates").exists()
     return os.path.lexists(inside(workdir, folder, "creates") / last)
+
+
+# --- Logs -------------------------------------------------------------------------------------
+
+
+def mask_logs(step_dir: Path, secrets: Collection[str]) -> None:
+    """Mask secrets in the logs of an attempt that were not known when its processes wrote.
+
+    A log that cannot be written anew is removed.
+    """
+    with contextlib.suppress(OSError), folder_below(step_dir.parent, step_dir.name) as folder:
+        for name in filter(_LOG.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(OSError):  # a link or a folder in a log's place: none of ours
+                _mask_log(folder, name, secrets)
+
+
+def _mask_log(folder: int, name: str, secrets: Collection[str]) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return
+        text = file.read().decode("utf-8", "surrogateescape")
+    masked = mask(text, secrets)
+    if masked == text:
+        return
+    draft = f".{name}.draft"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=folder)
+        with open(os.open(draft, flags, 0o666, dir_fd=folder), "wb") as file:
+            file.write(masked.encode("utf-8", "surrogateescape"))
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(name, dir_fd=folder)
+        raise

@@ -6,8 +6,13 @@ All are idempotent: the same run gives the same files, and a suite counts a word
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
+import logging
 import os
+import re
+import secrets
 import shutil
 from dataclasses import replace
 from itertools import takewhile
@@ -20,8 +25,14 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contexts import Contexts
-from activities.host import forget
+from activities.host import forget_in
+from activities.leftovers import (
+    ARTIFACT_LIMIT_BYTES,
+    ARTIFACTS_LIMIT_BYTES,
+    ARTIFACTS_LIMIT_COUNT,
+)
 from activities.places import RunPlace, UnsafeName, safe_part
+from activities.safe_files import copy_below, folder_below, parts_of
 from perdure.core.summary import clip_summary
 from perdure.errors import PerdureError
 from perdure.messages import ClosedTrial, FinishTask, ProbeTrials, TrialSummary, WriteSuite
@@ -32,7 +43,16 @@ from perdure.results import result_line, suite_files, trial_files, write_json
 UNREPORTED = ("lost", "interrupted")
 """Attempts that ended without a word; what they left may be another's."""
 
-_LOGS = ("stdout", "stderr")
+LOG_LIMIT_BYTES = 16 * 1024 * 1024
+"""What a stream's cap lets through fits well; anything larger was put there by a step."""
+LOGS_LIMIT_COUNT = 1_000
+"""Of one attempt: two for each process that it ran."""
+
+SWAP_TRIES = 5
+
+_log = logging.getLogger("perdure.results")
+
+_LOG = re.compile(r"(?:stdout|stderr)(?:\.[0-9]{1,6})?\.log", re.ASCII)
 
 
 class Results:
@@ -68,6 +88,9 @@ class Results:
     async def write_suite(self, suite: WriteSuite) -> None:
         """Write the suite's own file.
 
+        One that cannot be written is noted in the log, and not a failure: its content is kept in
+        the workflow's history, and the tasks need not wait for a disk.
+
         Raises ApplicationError:
             BadInput: the suite's name cannot be part of a path; not retried.
         """
@@ -88,7 +111,14 @@ class Results:
             "totals": {"total": sum(t["repeats"] for t in suite.tasks), **totals},
             "tasks": suite.tasks,
         }
-        await asyncio.to_thread(write_json, files.suite_file, value)
+        try:
+            await asyncio.to_thread(write_json, files.suite_file, value)
+        except OSError as error:
+            activity.logger.error(
+                "suite %s: its file could not be written: %s; see `perdure show`",
+                suite.suite,
+                error,
+            )
 
     @activity.defn(name=PROBE_TRIALS)
     async def probe_trials(self, probe: ProbeTrials) -> list[ClosedTrial]:
@@ -128,22 +158,72 @@ class Results:
                 raise
 
     def _write_run(self, end: FinishTask) -> None:
-        files, target = trial_files(self._base(end.results_dir), end.run)
         place = RunPlace.of(self._runs, end.run)
-        draft = target.with_name(f".{target.name}.{end.run.run_id}")
-        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            self._write_record(end, place)
+        finally:
+            self._forget_secrets(place, end.record)
+
+    def _write_record(self, end: FinishTask, place: RunPlace) -> None:
+        files, target = trial_files(self._base(end.results_dir), end.run)
+        # An earlier call may still be at it: one that took too long is repeated beside it.
+        stem = f".{target.name}.{end.run.run_id}."
+        for stale in target.parent.glob(f"{stem}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        draft = target.with_name(stem + secrets.token_hex(8))
         draft.mkdir(parents=True)
-        for step in end.record["steps"]:
+        try:
+            for step in end.record["steps"]:
+                for attempt in step["attempts"]:
+                    name = place.attempt(step["id"], attempt["number"]).name
+                    self._keep_attempt(_home(place, step, attempt), name, attempt, draft)
+            events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
+            (draft / "events.jsonl").write_text(events, "utf-8")
+            write_json(draft / "record.json", end.record)
+            _swap(draft, target)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        files.append_line(result_line(end.record))
+
+    def _keep_attempt(self, source: Path, name: str, attempt: dict[str, Any], draft: Path) -> None:
+        """Take an attempt's logs and artifacts over; a later attempt's artifact of a name wins.
+
+        Copies, not second names of the same files: what the step left running may still write.
+        """
+        try:
+            with self._below_runs(source) as folder:
+                _keep_logs(folder, draft / "steps" / name)
+        except FileNotFoundError:
+            return  # it ran no process, and left nothing
+        except OSError as error:
+            _raise_if_ours(error)
+            _log.warning("nothing of %s is kept: %s", name, error)
+            return
+        left = ARTIFACTS_LIMIT_BYTES
+        for artifact in attempt["artifacts"][:ARTIFACTS_LIMIT_COUNT]:
+            if not artifact["kept"]:
+                continue
+            path = artifact["path"]
+            try:
+                with self._below_runs(source / "artifacts") as folder:
+                    target = _room_for(draft / "artifacts", path)
+                    left -= copy_below(folder, path, target, min(ARTIFACT_LIMIT_BYTES, left))
+            except OSError as error:
+                _raise_if_ours(error)
+                _log.warning("artifact %r of %s is not kept: %s", path, name, error)
+
+    def _forget_secrets(self, place: RunPlace, record: dict[str, Any]) -> None:
+        """Remove what held the run's secrets: its own file, and those of its attempts."""
+        for step in record["steps"]:
             for attempt in step["attempts"]:
                 own = place.attempt(step["id"], attempt["number"])
-                _keep_attempt(_home(place, step, attempt), own.name, attempt, draft)
-                forget(own)
-        events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
-        (draft / "events.jsonl").write_text(events, "utf-8")
-        write_json(draft / "record.json", end.record)
-        _swap(draft, target)
-        files.append_line(result_line(end.record))
-        place.secrets.unlink(missing_ok=True)
+                with contextlib.suppress(OSError), self._below_runs(own) as folder:
+                    forget_in(folder)
+        with contextlib.suppress(FileNotFoundError), self._below_runs(place.root) as folder:
+            os.unlink(place.secrets.name, dir_fd=folder)
+
+    def _below_runs(self, path: Path) -> contextlib.AbstractContextManager[int]:
+        return folder_below(self._runs, path.relative_to(self._runs).as_posix())
 
     def _base(self, results_dir: str | None) -> Path:
         return Path(results_dir) if results_dir else self._results
@@ -171,36 +251,49 @@ def _home(place: RunPlace, step: dict[str, Any], attempt: dict[str, Any]) -> Pat
     return next((d for d in (own, *others) if (d / "outcome.json").exists()), own)
 
 
-def _keep_attempt(source: Path, name: str, attempt: dict[str, Any], draft: Path) -> None:
-    """Take an attempt's logs and artifacts over; a later attempt's artifact of a name wins."""
-    logs = [f for stem in _LOGS for f in sorted(source.glob(f"{stem}*.log"))]
-    if logs:
-        kept = draft / "steps" / name
-        kept.mkdir(parents=True, exist_ok=True)
-        for log in logs:
-            _link(log, kept / log.name)
-    for artifact in attempt["artifacts"]:
-        if artifact["kept"]:
-            _link(source / "artifacts" / artifact["path"], draft / "artifacts" / artifact["path"])
+def _keep_logs(folder: int, target: Path) -> None:
+    logs = sorted(name for name in os.listdir(folder) if _LOG.fullmatch(name))
+    for name in logs[:LOGS_LIMIT_COUNT]:
+        target.mkdir(parents=True, exist_ok=True)
+        try:
+            copy_below(folder, name, target / name, LOG_LIMIT_BYTES)
+        except OSError as error:
+            _raise_if_ours(error)
+            _log.warning("%s of %s is not kept: %s", name, target.name, error)
 
 
-def _link(source: Path, target: Path) -> None:
-    """The same file under a second name, or a copy where that cannot be."""
-    if source.is_symlink() or not source.is_file():
-        return
+def _raise_if_ours(error: OSError) -> None:
+    """Raise what went wrong with the results; what a step put in a file's place is its own."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE):
+        raise error
+
+
+def _room_for(artifacts: Path, path: str) -> Path:
+    """Where an artifact is to lie, with nothing of an earlier attempt in its way."""
+    target = artifacts.joinpath(*parts_of(path))
+    for above in reversed(target.relative_to(artifacts).parents):
+        if (artifacts / above).is_file():
+            (artifacts / above).unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)
     target.unlink(missing_ok=True)
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
+    return target
 
 
 def _swap(draft: Path, target: Path) -> None:
     """Put `draft` in the place of `target`, which may hold an earlier run's files."""
-    old = target.with_name(f"{draft.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    draft.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    for attempt in range(SWAP_TRIES):
+        old = target.with_name(f"{draft.name}.{attempt}.old")
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(old)
+        try:
+            draft.rename(target)
+        except OSError as error:
+            # Another call of the same run was faster, just now.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt + 1 == SWAP_TRIES:
+                raise
+        else:
+            return
+        finally:
+            shutil.rmtree(old, ignore_errors=True)

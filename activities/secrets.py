@@ -14,9 +14,7 @@ from typing import Any
 from perdure.core.secret_references import is_reference
 from perdure.errors import PerdureError
 from perdure.messages import Json
-
-FILE_LIMIT_BYTES = 1024 * 1024
-"""Of a file that a secret is read from; keys and certificates are far smaller."""
+from perdure.secret_files import UnreadableSecret, read_secret_file
 
 
 class MissingSecret(PerdureError):
@@ -54,7 +52,7 @@ def resolve(reference: Json, environment: WorkerEnvironment, folder: Path | None
         )
     if "from_env" in reference:
         return _from_env(str(reference["from_env"]), environment)
-    return _from_file(str(reference["from_file"]), folder or Path.cwd())
+    return _from_file(str(reference["from_file"]), folder)
 
 
 def _from_env(name: str, environment: WorkerEnvironment) -> str:
@@ -67,24 +65,14 @@ def _from_env(name: str, environment: WorkerEnvironment) -> str:
     return value
 
 
-def _from_file(name: str, folder: Path) -> str:
+def _from_file(name: str, folder: Path | None) -> str:
     try:
-        # Not blocking: a fifo in the file's place would hold the worker for ever.
-        number = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(number, "rb") as file:
-            content = file.read(FILE_LIMIT_BYTES + 1) or b""
-        if len(content) > FILE_LIMIT_BYTES:
-            raise ValueError(f"larger than {FILE_LIMIT_BYTES:,} bytes")
-        text = content.decode("utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, UnicodeDecodeError):
-            reason = "not UTF-8 text"
+        return read_secret_file(name, folder)
+    except UnreadableSecret as error:
         raise MissingSecret(
-            f"{{from_file: {name}}}: cannot be read ({reason}); correct the path, which is "
+            f"{{from_file: {name}}}: cannot be read ({error}); correct the path, which is "
             "taken on the worker's host"
         ) from None
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 class SecretFile:
@@ -122,10 +110,6 @@ class SecretFile:
             draft.unlink(missing_ok=True)
             write_private(draft, content)
             draft.replace(self._path)
-
-    def remove(self) -> None:
-        """Forget everything; removing what is not there does nothing."""
-        self._path.unlink(missing_ok=True)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

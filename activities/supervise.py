@@ -190,11 +190,6 @@ class Supervisor:
         if process := self._running.get(key):
             process.end(signum)
 
-    def pid_of(self, key: str) -> int | None:
-        """The process id of a running process; None before its start and after its end."""
-        process = self._running.get(key)
-        return process.pid if process else None
-
     async def close(self) -> None:
         """End every process and the supervisor itself; a second call changes nothing."""
         self._closed = True

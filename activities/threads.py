@@ -7,23 +7,36 @@ They are other people's code: one that blocks must not hold up the heartbeats of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
-import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from perdure.messages import Json
-from perdure.steps import Host, ProcessResult
-
-_log = logging.getLogger(__name__)
+from perdure.steps import Host, ProcessResult, StepFailed
 
 CANCEL_GRACE_SECONDS = 10.0
 """How long a cancelled function is waited for. A thread cannot be killed: one that goes on is
-left behind with a warning, and nothing it still does is recorded."""
+left behind, and nothing it still does is recorded."""
+
+
+class StillRunning(StepFailed):
+    """A function ignored its cancellation; `call` is done when it ends after all."""
+
+    def __init__(self, function: Callable[..., Any], call: asyncio.Future[Any]) -> None:
+        name = getattr(function, "__qualname__", repr(function))
+        super().__init__(
+            f"step function {name} did not stop within {CANCEL_GRACE_SECONDS:g} s and still runs; "
+            "it is not started again",
+            type="StillRunning",
+            retryable=False,
+        )
+        self.call = call
 
 
 class StepThreads:
@@ -35,7 +48,8 @@ class StepThreads:
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Json:
         """Run a plain or an async function to its end, on a thread of its own.
 
-        A cancel is passed on to an async function; a plain one cannot be told.
+        A cancel is passed on to an async function; a plain one cannot be told. Raises
+        StillRunning in place of CancelledError for one that goes on all the same.
         """
         call = _Call(function, arguments)
         running = asyncio.get_running_loop().run_in_executor(self._pool, call)
@@ -43,12 +57,13 @@ class StepThreads:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             call.cancel()
-            done, _ = await asyncio.wait({running}, timeout=CANCEL_GRACE_SECONDS)
-            if done:
-                running.exception() if not running.cancelled() else None
-            else:
-                name = getattr(function, "__qualname__", repr(function))
-                _log.warning("step function %s ignores its cancellation; left behind", name)
+            until = time.monotonic() + CANCEL_GRACE_SECONDS
+            while not running.done() and call.begun and time.monotonic() < until:
+                with contextlib.suppress(asyncio.CancelledError):  # told twice
+                    await asyncio.wait({running}, timeout=until - time.monotonic())
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
+            if call.begun and not running.done():
+                raise StillRunning(function, running) from None
             raise
 
     def close(self) -> None:
@@ -86,12 +101,17 @@ class _Call:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
+        self.begun = False
         self._variables = contextvars.copy_context()
 
     def __call__(self) -> Json:
         return self._variables.run(self._call)
 
     def _call(self) -> Json:
+        with self._lock:
+            if self._cancelled:  # all threads were taken until now
+                return None
+            self.begun = True
         if not inspect.iscoroutinefunction(self._function):
             result = self._function(*self._arguments)
             if not inspect.isawaitable(result):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import tempfile
 import uuid
@@ -21,6 +22,8 @@ from perdure.names import suite_workflow_id, task_workflow_id
 from perdure.server import embedded_server, status
 from perdure.steps import step
 from worker import WorkerOptions, serving
+
+logging.getLogger("temporalio.activity").setLevel(logging.CRITICAL)  # of steps failing on purpose
 
 
 @step("noop")

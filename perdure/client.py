@@ -13,6 +13,7 @@ by a worker process of its own, which ends with this one.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,17 +27,22 @@ from perdure.callbacks import StepCompleted, StepStarted
 from perdure.config import Settings, temporal_configured
 from perdure.connection import connect, ensure_search_attributes
 from perdure.core.problems import nearest
+from perdure.documents import LoadedTask
 from perdure.embedded import Embedded
+from perdure.env_file import read_env_file
 from perdure.errors import PerdureError
 from perdure.event_log import UnknownRun, find_execution
 from perdure.link import Link
 from perdure.listing import RunEntry, SuiteEntry, list_runs, list_suites
 from perdure.messages import Json, TaskOptions
 from perdure.names import suite_workflow_id
+from perdure.results import check_writable
+from perdure.secret_checks import missing_secrets
 from perdure.storage import check_blob_dir
 from perdure.suite_history import definition_of
 from perdure.suite_input import (
     check_id,
+    check_text,
     default_suite_id,
     stem_of,
     suite_input,
@@ -174,7 +180,8 @@ class Perdure:
         do if the suite is open with other tasks. `worker` is for the embedded server's worker
         process. `say` is called with notes for people.
 
-        Raises SuiteChanged, InvalidDocuments with every problem, and PerdureError.
+        Raises SuiteChanged, InvalidDocuments with every problem, and PerdureError; on the embedded
+        server also for secrets that are not there, and results that cannot be written.
         """
         worker = _with_steps(worker, steps)
         loaded = await load_tasks(tasks, seed=seed, only=only, steps=worker.steps)
@@ -186,6 +193,7 @@ class Perdure:
             max_parallel=max_parallel,
             options=options,
         )
+        await self._check_here(loaded, name, options, worker)
         starter = Starter(
             client=self.client,
             queue=self._queue(name),
@@ -264,6 +272,7 @@ class Perdure:
             )
         options = await self._options(options, results_dir)
         queue = self._queue(check_id("suite", suite))
+        await self._check_here(loaded, suite, options, worker)
         trial, run_id = await start_trial(
             self.client, suite_task(loaded[0], options), suite, trial, options, queue
         )
@@ -287,19 +296,45 @@ class Perdure:
     async def _options(
         self, options: TaskOptions | None, results_dir: str | Path | None
     ) -> TaskOptions:
-        """The options as this server needs them."""
+        """The options as this server needs them.
+
+        Raises PerdureError for texts that cannot be sent.
+        """
         check_blob_dir(self.settings, embedded=self.embedded)
         if self._has_attributes is None:
             self._has_attributes = await ensure_search_attributes(self.client)
         options = options or TaskOptions()
         kept = options.results_dir if results_dir is None else str(results_dir)
+        kept = None if kept is None else str(Path(kept).absolute())
+        check_text("agent_model", options.agent_model)
+        check_text("agent_artifact_id", options.agent_artifact_id)
+        check_text("results_dir", kept)
         return replace(
             options,
-            results_dir=None if kept is None else str(Path(kept).absolute()),
+            results_dir=kept,
             search_attributes=options.search_attributes and self._has_attributes,
             # Others may serve a team's queue, and a run stays on the host of its first step.
             multi_host=options.multi_host or not self.embedded,
         )
+
+    async def _check_here(
+        self, loaded: Sequence[LoadedTask], suite: str, options: TaskOptions, worker: WorkerConfig
+    ) -> None:
+        """Find what a worker of this process would lack; a team's workers have their own.
+
+        Raises PerdureError: secrets that are not there, results that cannot be written.
+        """
+        if not self.embedded:
+            return
+
+        def check() -> None:
+            results = options.results_dir
+            check_writable(Path(results) if results else self.settings.state.results, suite)
+            missing = missing_secrets(loaded, read_env_file(worker.env_file))
+            if missing:
+                raise PerdureError("\n".join(missing))
+
+        await asyncio.to_thread(check)
 
     def _queue(self, suite: str) -> str:
         return suite_queue(self.settings.queue, suite) if self.embedded else self.settings.queue

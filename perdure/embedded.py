@@ -118,5 +118,16 @@ class Embedded:
                 for queue in self._abandoned - self._workers.keys():
                     await self.serve_if_nobody_does(queue)
         except PerdureError as error:
+            self._tell(error)
+        except Exception as error:
+            told = PerdureError(
+                f"server and worker can no longer be looked after ({type(error).__name__}: "
+                f"{error}); type the same command again to go on"
+            )
+            told.__cause__ = error
+            self._tell(told)
+
+    def _tell(self, error: PerdureError) -> None:
+        if not self._trouble.done():
             self._trouble.set_exception(error)
             self._trouble.exception()  # seen: `guard` tells of it, if anybody waits

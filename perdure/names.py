@@ -12,7 +12,6 @@ WRITE_SUITE = "write_suite"
 PROBE_TRIALS = "probe_trials"
 
 # Types of the failures by which activities and workflows tell each other what happened.
-STEP_FAILED = "StepFailed"
 WORKER_SHUTDOWN = "WorkerShutdown"
 WORKER_LOST = "WorkerLost"
 TASK_FAILED = "TaskFailed"

@@ -33,7 +33,8 @@ class Trials:
     """What is known of a suite's trials."""
 
     ended: Sequence[Mapping[str, Any]]
-    """A line of `perdure.results.result_line` for each."""
+    """A line of `perdure.results.result_line` for each; with `note`, if something went wrong
+    beside the task."""
     running: Collection[tuple[str, int]] = ()
     """Task id and number of those under way."""
     is_open: bool = False
@@ -50,7 +51,8 @@ def outcome(suite: str, run_id: str, tasks: Sequence[SuiteTask], trials: Trials)
     by_task: dict[str, list[dict[str, Any]]] = {task.task["id"]: [] for task in tasks}
     for line in trials.ended:
         if line["task"] in by_task:
-            by_task[line["task"]].append({key: line[key] for key in _TRIAL_KEYS})
+            note = {"note": line["note"]} if line.get("note") else {}
+            by_task[line["task"]].append({key: line[key] for key in _TRIAL_KEYS} | note)
     found = [
         _task(index, task, sorted(by_task[task.task["id"]], key=lambda t: t["trial"]), trials)
         for index, task in enumerate(tasks)

@@ -14,9 +14,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from perdure.errors import PerdureError
@@ -89,10 +91,34 @@ class SuiteFiles:
             file.write(data)
 
 
+def check_writable(results: Path, suite: str | None = None) -> None:
+    """Find out before anything starts whether results can be written.
+
+    `suite`: its directory too, if it is there already. Raises ResultsError, which says what to do.
+    """
+    folder = results
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        _try_to_write(results)
+        if suite is not None and os.path.lexists(folder := results / suite):
+            _try_to_write(folder)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ResultsError(
+            f"{folder}: results cannot be written there ({reason}); make it a directory that you "
+            "may write to, or name another (--results, `results_dir`)"
+        ) from error
+
+
+def _try_to_write(folder: Path) -> None:
+    with TemporaryFile(dir=folder) as file:
+        file.write(b"\0")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         draft.write_text(json.dumps(value, ensure_ascii=False), "utf-8")
         draft.replace(path)

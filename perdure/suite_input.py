@@ -36,6 +36,19 @@ def check_id(what: str, id: str) -> str:
     return id
 
 
+def check_text(what: str, text: str | None) -> None:
+    """Refuse a text that no message can carry: of a path or an argument that is not UTF-8.
+
+    Raises PerdureError.
+    """
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise PerdureError(
+            f"{what} {text!a} is not UTF-8 text; write it with whole characters, or rename it"
+        ) from None
+
+
 def default_suite_id(stem: str, moment: datetime, token: str) -> str:
     """A readable id that no other suite has: `stem`, the time, and `token`, drawn by chance."""
     return f"{nearest_id(stem)[:_MAX_STEM_CHARACTERS]}-{moment:%Y%m%d-%H%M%S}-{token}"
@@ -71,10 +84,12 @@ def work_digest(digest: str, options: TaskOptions) -> str:
 
 
 def suite_task(loaded: LoadedTask, options: TaskOptions, repeats: int | None = None) -> SuiteTask:
-    """A loaded task as part of a suite; `repeats` goes over the document's own."""
-    file, _, line = loaded.source.rpartition(":")
-    source = file if file and line.isdigit() else loaded.source
-    folder = os.path.dirname(os.path.abspath(source)) if os.path.exists(source) else None
+    """A loaded task as part of a suite; `repeats` goes over the document's own.
+
+    Raises PerdureError if it lies in a folder whose name is not UTF-8.
+    """
+    folder = folder_of(loaded)
+    check_text("the document's folder", folder)
     return SuiteTask(
         task=loaded.task.to_dict(),
         digest=work_digest(loaded.digest, options),
@@ -82,6 +97,16 @@ def suite_task(loaded: LoadedTask, options: TaskOptions, repeats: int | None = N
         repeats=loaded.task.repeats if repeats is None else repeats,
         folder=folder,
     )
+
+
+def folder_of(loaded: LoadedTask) -> str | None:
+    """Where the task's document lies, and relative paths of `from_file` start.
+
+    None for a document that is no file: they start at the current directory.
+    """
+    file, _, line = loaded.source.rpartition(":")
+    source = file if file and line.isdigit() else loaded.source
+    return os.path.dirname(os.path.abspath(source)) if os.path.exists(source) else None
 
 
 def suite_input(

@@ -115,7 +115,7 @@ class SuiteRun:
             if found is None:
                 async with places:
                     found = await self._line_from_history(trial)
-            return found
+            return {**found, "note": trial.note} if trial.note else found
 
         return outcome(
             self.suite,

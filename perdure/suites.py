@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from temporalio.client import Client
-from temporalio.common import (
-    SearchAttributeKey,
-    SearchAttributePair,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -29,7 +23,8 @@ from perdure.core.problems import listed
 from perdure.errors import PerdureError
 from perdure.event_log import Execution, find_execution
 from perdure.messages import SuiteInput
-from perdure.names import KIND_ATTRIBUTE, SUITE_ATTRIBUTE, SUITE_WORKFLOW, suite_workflow_id
+from perdure.names import SUITE_WORKFLOW, suite_workflow_id
+from perdure.search_attributes import attributes_of
 from perdure.state import FileLock, explained
 from perdure.suite_history import definition_of
 from perdure.suite_input import work_options
@@ -173,7 +168,9 @@ class Starter:
                 if found
                 else WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                search_attributes=_attributes(start),
+                search_attributes=attributes_of(
+                    "suite", start.suite, known=start.options.search_attributes
+                ),
                 static_summary=f"{len(start.tasks)} tasks",
                 rpc_timeout=START_SECONDS,
             )
@@ -228,14 +225,3 @@ def _difference(old: SuiteInput, new: SuiteInput) -> SuiteChanged:
         return SuiteChanged(new.suite, [], added, removed, f"other {', '.join(options)}")
     other = "" if changed or added or removed else "another order of its tasks"
     return SuiteChanged(new.suite, changed, added, removed, other)
-
-
-def _attributes(start: SuiteInput) -> TypedSearchAttributes:
-    if not start.options.search_attributes:
-        return TypedSearchAttributes([])
-    return TypedSearchAttributes(
-        [
-            SearchAttributePair(SearchAttributeKey.for_keyword(KIND_ATTRIBUTE), "suite"),
-            SearchAttributePair(SearchAttributeKey.for_keyword(SUITE_ATTRIBUTE), start.suite),
-        ]
-    )

@@ -5,25 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from temporalio.client import Client
-from temporalio.common import (
-    SearchAttributeKey,
-    SearchAttributePair,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from perdure.errors import PerdureError
 from perdure.messages import SuiteTask, TaskInput, TaskOptions
-from perdure.names import (
-    KIND_ATTRIBUTE,
-    SUITE_ATTRIBUTE,
-    TASK_ATTRIBUTE,
-    TASK_WORKFLOW,
-    task_workflow_id,
-)
+from perdure.names import TASK_WORKFLOW, task_workflow_id
+from perdure.search_attributes import attributes_of
 from perdure.suite_input import check_steps
 from perdure.workflow_task import workflow_task_timeout
 
@@ -91,11 +80,6 @@ async def _start(
         options=options,
         folder=task.folder,
     )
-    attributes = [
-        SearchAttributePair(SearchAttributeKey.for_keyword(KIND_ATTRIBUTE), "task"),
-        SearchAttributePair(SearchAttributeKey.for_keyword(SUITE_ATTRIBUTE), suite),
-        SearchAttributePair(SearchAttributeKey.for_keyword(TASK_ATTRIBUTE), task_id),
-    ]
     try:
         handle = await client.start_workflow(
             TASK_WORKFLOW,
@@ -106,8 +90,8 @@ async def _start(
             if may_follow
             else WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-            search_attributes=TypedSearchAttributes(
-                attributes if options.search_attributes else []
+            search_attributes=attributes_of(
+                "task", suite, task_id, known=options.search_attributes
             ),
             static_summary=f"{task_id} · trial {trial}",
             task_timeout=workflow_task_timeout(task.task),

@@ -28,7 +28,7 @@ from perdure.config import Settings
 from perdure.documents import InvalidDocuments
 from perdure.embedded import Embedded
 from perdure.errors import PerdureError
-from perdure.messages import SuiteProgress
+from perdure.messages import SuiteProgress, TaskOptions
 from perdure.results import suite_files
 from perdure.server import users
 from perdure.suite_input import BadId
@@ -401,6 +401,74 @@ async def test_a_worker_that_cannot_start_says_why(embedded_settings: Settings) 
             await embedded.serve("perdure.bad", WorkerConfig(steps=("no_such_module",)))
     finally:
         await embedded.close()
+
+
+async def test_what_a_run_would_lack_is_found_before_anything_starts(
+    embedded_settings: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "documents"
+    folder.mkdir()
+    (folder / "t.yaml").write_text(
+        "steps: [{id: s, type: command, command: 'true', env: {K: {from_file: key}}}]"
+    )
+    (tmp_path / "file").touch()
+    async with await Perdure.connect(embedded_settings) as perdure:
+        with pytest.raises(PerdureError, match=r"from_file: key.*documents"):
+            await perdure.start_suite(folder, suite="early")
+        with pytest.raises(PerdureError, match=r"from_file: key.*documents"):
+            await perdure.start_task(folder)
+        with pytest.raises(PerdureError, match="results cannot be written there"):
+            await perdure.start_suite(task("t"), suite="early", results_dir=tmp_path / "file")
+        assert worker_pids(embedded_settings) == set()
+        assert await perdure.suites() == []
+        # The file lies beside the document, wherever the command is typed.
+        (folder / "key").write_text("secret")
+        document = await perdure.run_suite(folder, suite="late")
+        assert document["totals"]["succeeded"] == 1
+
+
+async def test_a_record_that_cannot_be_written_is_told_of(
+    embedded_settings: Settings, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    async with await Perdure.connect(embedded_settings) as perdure:
+        run = await perdure.start_suite(task("t", "true"), suite="s", results_dir=results)
+        assert (await run.wait()).succeeded == 1
+        assert "note" not in (await run.outcome())["tasks"][0]["trials"][0]
+    block = results / "blocked" / "t"
+    block.parent.mkdir()
+    block.touch()  # a file where the task's directory is to be
+    async with await Perdure.connect(embedded_settings) as perdure:
+        document = await perdure.run_suite(task("t", "true"), suite="blocked", results_dir=results)
+        [trial] = document["tasks"][0]["trials"]
+        assert trial["status"] == "succeeded"
+        assert "could not be written" in trial["note"]
+
+
+async def test_whatever_ends_the_watch_over_server_and_workers_ends_the_run(
+    embedded_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded = await Embedded.join(embedded_settings, role="test")
+
+    async def out_of_files() -> None:
+        raise OSError(24, "Too many open files")
+
+    try:
+        monkeypatch.setattr(embedded._server, "restart_if_dead", out_of_files)
+        with pytest.raises(PerdureError, match=r"Too many open files.*again"):
+            await embedded.guard(asyncio.Event().wait())
+    finally:
+        await embedded.close()
+
+
+@pytest.mark.parametrize(
+    "more", [{"options": TaskOptions(agent_model="\ud800")}, {"results_dir": "/x\udcff"}]
+)
+async def test_half_a_character_in_an_option_is_refused(
+    perdure: Perdure, more: dict[str, Any]
+) -> None:
+    with pytest.raises(PerdureError, match="not UTF-8"):
+        await perdure.start_suite(task("t"), **more)
 
 
 CLIENT = """

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.cli.tables import note_lines
 from perdure.messages import SuiteTask, TrialSummary
 from perdure.outcome import Trials, line_of_summary, outcome, pass_at_k
 
@@ -113,3 +114,12 @@ def test_pass_at_k_is_the_share_of_choices_with_a_success(trials: tuple[int, int
         choices = list(combinations([True] * c + [False] * (n - c), k))
         share = Fraction(sum(any(choice) for choice in choices), len(choices))
         assert found[str(k)] == pytest.approx(float(share))
+
+
+def test_what_went_wrong_beside_a_task_is_told_of_it_alone() -> None:
+    noted = {**line("b", trial=2), "note": "the record could not be written: \x1b[2J"}
+    document = outcome("s", "r", [task("a"), task("b", 2)], Trials([line("a"), noted]))
+    assert "note" not in document["tasks"][0]["trials"][0]
+    [told] = note_lines(document)
+    assert told.startswith("note: b/2: the record could not be written")
+    assert "\x1b" not in told

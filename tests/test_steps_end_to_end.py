@@ -8,20 +8,29 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+)
 from temporalio.testing import WorkflowEnvironment
 
-from activities.host import WorkerEnvironment
+from activities import step as step_activity
+from activities import threads
+from activities.adoption import write_outcome
 from activities.places import RunPlace
-from activities.step import write_outcome
+from activities.secrets import WorkerEnvironment
 from perdure.messages import StepOutcome
 from perdure.steps import StepFailed, step
 from tests.kit import Bench, bench, processes_with, step_named, until
+from worker import serving
 
 CANARY = "s3cr3t-CANARY-9f"
 
@@ -37,6 +46,10 @@ def misbehave(step: dict[str, Any], context: Any, host: Any) -> Any:
     context.metadata["half"] = "written"
     if step["how"] == "raise":
         raise ValueError("a plain exception")
+    if step["how"] == "half a character":
+        raise ValueError("it is \ud800")
+    if step["how"] == "half a result":
+        return {"it": "is \ud800"}
     if step["how"] == "fail":
         raise StepFailed("by its own word", type="OwnType", retryable=False, result={"kept": 1})
     if step["how"] == "set":
@@ -51,6 +64,28 @@ async def keep_secret(step: dict[str, Any], context: Any, host: Any) -> Any:
     known = context.metadata.get("remote_tokens")
     context.metadata["remote_tokens"] = {"shop": CANARY}
     return {"before": known is not None and known["shop"] == CANARY}
+
+
+@step("kit-tell", keys={"key"})
+async def tell(step: dict[str, Any], context: Any, host: Any) -> Any:
+    context.metadata[step["key"]] = CANARY[::-1]
+    known = context.results["a"]["json"]["session_key"]
+    raise StepFailed(f"made {CANARY[::-1]}, was given {known}", retryable=False)
+
+
+@step("kit-stubborn", keys={"seconds"})
+def block(step: dict[str, Any], context: Any, host: Any) -> None:
+    with (host.workdir / "calls").open("a") as calls:
+        calls.write(f"{host.attempt}\n")
+    if host.attempt == 1:
+        time.sleep(step["seconds"])
+
+
+@step("kit-beaten", keys={"size"})
+async def write_and_wait(step: dict[str, Any], context: Any, host: Any) -> None:
+    context.metadata["beaten"] = "x" * step["size"]
+    while not (host.workdir / "go").exists():  # noqa: ASYNC110 (the test makes it)
+        await asyncio.sleep(0.05)
 
 
 @step("kit-process", keys={"argv"})
@@ -294,6 +329,47 @@ async def test_c49_a_secret_reaches_the_process_and_nothing_that_is_kept(here: B
     assert here.record(handle)["context"]["results"]["a"]["stdout"] == "key=***\n"
 
 
+async def test_c49_a_secret_that_a_step_makes_and_prints_is_kept_nowhere(here: Bench) -> None:
+    say = f"echo '{{\"session_key\": \"{CANARY[:4]}''{CANARY[4:]}\"}}' | tee /dev/stderr"
+    handle = await here.start(
+        {"id": "a", "type": "command", "command": say, "json": True},
+        {"id": "b", "type": "kit-tell", "key": "session_key"},
+        redact=["session_key"],
+    )
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    record = here.record(handle)
+    assert record["context"]["results"]["a"]["stdout"] == '{"session_key": "***"}\n'
+    assert "***" in record["failure"]["message"]
+    history = await history_text(here, handle)
+    assert CANARY not in history
+    assert CANARY[::-1] not in history
+    logs = (here.results_of(handle) / "steps" / "a.1").iterdir()
+    assert {log.name: log.read_text() for log in logs} == {
+        "stdout.log": '{"session_key": "***"}\n',
+        "stderr.log": '{"session_key": "***"}\n',
+    }
+    run = here.work_of(handle).parent
+    kept = [p for top in (run, here.results_of(handle)) for p in top.rglob("*") if p.is_file()]
+    texts = [path.read_text() for path in kept]
+    assert not [text for text in texts if CANARY in text or CANARY[::-1] in text]
+
+
+async def test_c49_a_secret_that_a_step_prints_is_masked_though_its_output_is_refused(
+    here: Bench,
+) -> None:
+    say = f'echo \'{{"session_key": "{CANARY}"}}\'; echo no JSON > "$PERDURE_OUTPUT"'
+    handle = await here.start(
+        {"id": "a", "type": "command", "command": ["sh", "-c", say], "json": True},
+        redact=["session_key"],
+    )
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    assert here.record(handle)["failure"]["type"] == "BadOutput"
+    log = here.results_of(handle) / "steps" / "a.1" / "stdout.log"
+    assert log.read_text() == '{"session_key": "***"}\n'
+
+
 async def test_a_missing_secret_fails_once_and_names_the_reference(here: Bench) -> None:
     record = await here.run(
         {
@@ -516,3 +592,155 @@ async def test_c33_a_process_over_its_limit_is_gone_before_the_retry_begins(here
     assert processes_with(mark) == []
     assert len(step_named(here.record(handle), "a")["attempts"]) == 3
     assert (here.work_of(handle) / "n").read_text() == "x\n" * 3
+
+
+async def test_half_a_character_of_a_step_is_replaced_or_refused(here: Bench) -> None:
+    record = await here.run({"id": "a", "type": "kit-bad", "how": "half a character"})
+    [attempt] = step_named(record, "a")["attempts"]
+    assert attempt["failure"]["message"] == "ValueError: it is ?"
+    record = await here.run({"id": "a", "type": "kit-bad", "how": "half a result"})
+    [attempt] = step_named(record, "a")["attempts"]
+    assert attempt["failure"]["type"] == "BadResult"
+    assert "lone surrogate" in attempt["failure"]["message"]
+
+
+# --- Two workers, and functions that do not stop ------------------------------------------------
+
+
+async def test_what_another_worker_of_this_host_still_runs_is_killed_and_not_adopted(
+    temporal: WorkflowEnvironment, tmp_path: Path
+) -> None:
+    command = "echo $PERDURE_ATTEMPT >> ran; [ $PERDURE_ATTEMPT = 2 ] || sleep 600"
+    # The first has no room for a second attempt beside the one that it does not give up.
+    async with bench(temporal.client, tmp_path, step_slots=1) as first:
+        handle = await first.start({"id": "a", "type": "command", "command": command})
+        await until(lambda: (first.work_of(handle) / "ran").exists())
+        # A connection of its own, as of another process: one serves a queue once.
+        other = await Client.connect(
+            temporal.client.service_client.config.target_host,
+            data_converter=temporal.client.data_converter,
+        )
+        async with serving(other, replace(first.options, step_slots=5)):
+            await first.client.workflow_service.respond_activity_task_failed_by_id(
+                lost_report(first, handle, "a#0.1")
+            )
+            await handle.result()
+        assert (first.work_of(handle) / "ran").read_text() == "1\n2\n"
+        attempts = step_named(first.record(handle), "a")["attempts"]
+        assert [(a["status"], a["adopted"]) for a in attempts] == [
+            ("lost", False),
+            ("succeeded", False),
+        ]
+
+
+async def test_a_function_that_ignores_its_timeout_does_not_run_beside_its_retry(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.2)
+    record = await here.run(
+        {
+            "id": "a",
+            "type": "kit-stubborn",
+            "seconds": 3,
+            "timeout": 0.3,
+            "retry": {"max_attempts": 3, "initial_interval": 0.05},
+        }
+    )
+    assert (record["failure"]["type"], record["failure"]["kind"]) == ("Timeout", "timeout")
+    assert "did not stop within 0.2 s and still runs" in record["failure"]["message"]
+    assert len(step_named(record, "a")["attempts"]) == 1
+
+
+async def test_a_function_that_a_lost_attempt_still_runs_is_not_started_again(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.2)
+    handle = await here.start({"id": "a", "type": "kit-stubborn", "seconds": 4})
+    calls = here.work_of(handle) / "calls"
+    await until(calls.exists)
+    await here.client.workflow_service.respond_activity_task_failed_by_id(
+        lost_report(here, handle, "a#0.1")
+    )
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    assert here.record(handle)["failure"]["type"] == "StillRunning"
+    assert calls.read_text() == "1\n"
+
+
+async def test_an_attempt_beats_while_it_waits_for_the_one_before_it(here: Bench) -> None:
+    handle = await here.start(
+        {"id": "a", "type": "kit-stubborn", "seconds": 4, "heartbeat_timeout": 1}
+    )
+    await until((here.work_of(handle) / "calls").exists)
+    await here.client.workflow_service.respond_activity_task_failed_by_id(
+        lost_report(here, handle, "a#0.1")
+    )
+    await handle.result()
+    attempts = step_named(here.record(handle), "a")["attempts"]
+    assert [a["status"] for a in attempts] == ["lost", "succeeded"]
+
+
+async def test_a_crowd_does_not_slow_the_beats_below_a_steps_heartbeat_timeout(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_activity, "CROWD", 0)
+    record = await here.run(
+        {"id": "a", "type": "command", "command": "sleep 3", "heartbeat_timeout": 1.5}
+    )
+    assert [a["status"] for a in step_named(record, "a")["attempts"]] == ["succeeded"]
+
+
+@pytest.mark.parametrize(("size", "told"), [(1_000, True), (100_000, False)])
+async def test_a_beat_tells_what_a_function_has_written_unless_that_is_large(
+    here: Bench, size: int, told: bool
+) -> None:
+    handle = await here.start({"id": "a", "type": "kit-beaten", "size": size})
+    beats: list[str] = []
+
+    async def beaten() -> bool:
+        for pending in (await handle.describe()).raw_description.pending_activities:
+            for payload in pending.heartbeat_details.payloads:
+                beats.append(payload.data.decode("utf-8", "replace"))
+        return any("beaten" in beat for beat in beats) if told else len(beats) > 100
+
+    await until(beaten)
+    assert told or not any("beaten" in beat or len(beat) > 2_000 for beat in beats)
+    (here.work_of(handle) / "go").touch()
+    await handle.result()
+
+
+async def test_c51_what_a_step_plants_in_a_later_ones_place_is_not_followed(
+    here: Bench, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "stdout.log").write_text("precious")
+    plant = f'ln -s {outside} "$PERDURE_WORKDIR/../steps/b.1"'
+    record = await here.run(
+        {"id": "a", "type": "command", "command": plant},
+        {"id": "b", "type": "command", "command": "echo fine"},
+    )
+    assert record["status"] == "succeeded"
+    assert [path.name for path in outside.iterdir()] == ["stdout.log"]
+    assert (outside / "stdout.log").read_text() == "precious"
+
+
+async def test_c51_an_artifact_whose_folder_a_later_step_made_a_link_is_not_kept(
+    here: Bench, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("precious")
+    artifacts = '"$PERDURE_WORKDIR/../steps/a.1/artifacts"'
+    handle = await here.start(
+        {"id": "a", "type": "command", "command": 'cd "$PERDURE_ARTIFACTS"; mkdir d; echo 1 > d/x'},
+        {
+            "id": "b",
+            "type": "command",
+            "command": f"cd {artifacts}; mv d e; ln -s {outside} d",
+        },
+    )
+    await handle.result()
+    kept = here.results_of(handle)
+    assert (kept / "steps" / "a.1" / "stdout.log").exists()
+    assert not (kept / "artifacts").exists() or not any((kept / "artifacts").rglob("x"))

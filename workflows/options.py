@@ -29,7 +29,7 @@ PROBE = workflow.ActivityConfig(
 WRITE = workflow.LocalActivityConfig(
     # Local: one event and no round trip, for a file write and a signal of some milliseconds.
     # Both are idempotent, so the repeat after a crash before the workflow task's end is harmless.
-    start_to_close_timeout=timedelta(seconds=60),
+    start_to_close_timeout=timedelta(minutes=10),  # a copy of large artifacts
     schedule_to_close_timeout=timedelta(minutes=30),  # a server that comes back is waited for
     retry_policy=RetryPolicy(
         initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)

@@ -13,7 +13,6 @@ import contextlib
 from dataclasses import replace
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ApplicationError,
     CancelledError,
@@ -35,17 +34,15 @@ with workflow.unsafe.imports_passed_through():
         WriteSuite,
     )
     from perdure.names import (
-        KIND_ATTRIBUTE,
         PROBE_TRIALS,
-        SUITE_ATTRIBUTE,
         SUITE_WORKFLOW,
-        TASK_ATTRIBUTE,
         TASK_WORKFLOW,
         WRITE_SUITE,
         control_queue,
         task_workflow_id,
     )
     from perdure.payloads import adapter
+    from perdure.search_attributes import attributes_of
     from perdure.workflow_task import workflow_task_timeout
     from workflows.options import FIRST_PROBE, PROBE, PROBE_INTERVAL, START_TRIAL_AGAIN, WRITE
     from workflows.shield import uncancelled
@@ -176,7 +173,9 @@ class SuiteWorkflow:
                     result_type=TrialSummary,
                     parent_close_policy=workflow.ParentClosePolicy.ABANDON,
                     cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
-                    search_attributes=self._attributes(trial),
+                    search_attributes=attributes_of(
+                        "task", self._start.suite, trial.task_id, known=options.search_attributes
+                    ),
                     static_summary=f"{trial.task_id} · trial {trial.trial}",
                     task_timeout=workflow_task_timeout(task.task),
                 )
@@ -185,20 +184,6 @@ class SuiteWorkflow:
                     await workflow.get_external_workflow_handle(trial.workflow_id).cancel()
                 await workflow.sleep(START_TRIAL_AGAIN)
         return None
-
-    def _attributes(self, trial: Trial) -> TypedSearchAttributes:
-        if not self._start.options.search_attributes:
-            return TypedSearchAttributes([])
-        return TypedSearchAttributes(
-            [
-                SearchAttributePair(SearchAttributeKey.for_keyword(key), value)
-                for key, value in (
-                    (KIND_ATTRIBUTE, "task"),
-                    (SUITE_ATTRIBUTE, self._start.suite),
-                    (TASK_ATTRIBUTE, trial.task_id),
-                )
-            ]
-        )
 
     async def _watch(
         self, name: str, handle: workflow.ChildWorkflowHandle[object, TrialSummary]

@@ -90,9 +90,11 @@ async def _searched(questions: list[tuple[str, str]], host: StepHost) -> str:
     """An answer of the pattern runner for each question; `?` where it was ended before."""
     file = host.private_file("call.json", json.dumps(questions).encode())
     stdout = host.step_dir / "stdout.log"
+    stdout.unlink(missing_ok=True)  # a lost attempt's answers may be to other questions
     try:
         async with asyncio.timeout(SEARCH_TIMEOUT_SECONDS):
-            ended = await host.run_process([sys.executable, "-I", str(RUNNER), str(file)])
+            argv = [sys.executable, "-I", str(RUNNER), str(file)]
+            ended = await host.run_process(argv, adopt=False)
             stdout = ended.stdout_path
     except TimeoutError:
         host.log.warning("a pattern was searched for longer than %g s", SEARCH_TIMEOUT_SECONDS)

@@ -137,8 +137,8 @@ def run(
 
     Exit status: 0 all tasks succeeded, 1 some did not, 2 bad input or set-up, 130 interrupted.
     """
-    from perdure.cli.env_file import read_env_file
     from perdure.cli.run_session import SuiteRequest, run_suite
+    from perdure.env_file import read_env_file
     from perdure.messages import TaskOptions
     from perdure.steps import load_step_modules
     from perdure.suite_input import check_id
@@ -163,6 +163,7 @@ def run(
         results_dir=str(kept) if kept else None,
     )
     tasks = _load(paths, seeds(seed), only, options, read_env_file(worker.env_file))
+    _check_results(kept, suite)
     request = SuiteRequest(
         tasks=tasks,
         suite=suite,
@@ -186,10 +187,10 @@ def _load(
     env_file: dict[str, str],
 ) -> list[LoadedTask]:
     """The tasks, if nothing is wrong with any of them; else all that is wrong, and the end."""
-    from perdure.cli.secret_checks import missing_secrets
     from perdure.config import Settings, temporal_configured
     from perdure.core.run import BadRange, check_range
     from perdure.documents import load, unsupported
+    from perdure.secret_checks import missing_secrets
     from perdure.steps import custom_types
 
     documents = load(paths, seed=seed, custom_types=custom_types(), only=only)
@@ -210,3 +211,19 @@ def _load(
         say("nothing was started")
         raise typer.Exit(BAD_INPUT)
     return documents.tasks
+
+
+def _check_results(kept: Path | None, suite: str | None) -> None:
+    """Refuse a directory that cannot be written, before a server starts.
+
+    A team's workers have directories of their own, and a new state directory is checked whole.
+    """
+    from perdure.config import Settings, temporal_configured
+    from perdure.results import check_writable
+
+    settings = Settings.from_env()
+    if temporal_configured(settings.temporal_env):
+        return
+    own = settings.state.results
+    if kept or own.exists():
+        check_writable(kept or own, suite)

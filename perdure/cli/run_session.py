@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.cli.console import emit, emit_json, emit_table, printable, say
 from perdure.cli.progress import Display, Picture, RunningTask, display
 from perdure.cli.signals import LEAVING, asked_to_end
-from perdure.cli.tables import failures_table, totals_line
+from perdure.cli.tables import failures_table, note_lines, totals_line
 from perdure.cli.times import clock
 from perdure.client import Perdure, SuiteRun
 from perdure.config import Settings
@@ -194,6 +194,8 @@ class _Session:
         if failures:
             emit_table(failures)
             emit("")
+        for line in note_lines(outcome):
+            emit(line)
         assert self._suite
         took = f" in {clock(time.monotonic() - self._since)}"
         emit(

@@ -94,7 +94,7 @@ async def _run(
 
 
 def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
-    from perdure.cli.tables import runs_table, totals_line
+    from perdure.cli.tables import note_lines, runs_table, totals_line
 
     emit(f"suite    {printable(outcome['suite'])}")
     emit(f"run id   {outcome['run_id']}")
@@ -104,6 +104,10 @@ def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
         emit(f"usage    {_usage(usage)}")
     emit("")
     emit_table(runs_table(row for task in outcome["tasks"] for row in _rows(task)))
+    if notes := note_lines(outcome):
+        emit("")
+        for note in notes:
+            emit(note)
     if files and files.is_dir():
         emit("")
         emit(f"files    {files}")
@@ -141,16 +145,18 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
                 f"artifact {printable(artifact['path'])}  {artifact['size_bytes']} bytes, "
                 f"of {artifact['step']}{left}"
             )
-    if files:
+    if files or record["status"] in ("succeeded", "failed", "cancelled"):
         emit("")
-        emit(f"files    {files}")
+        emit(f"files    {files or 'none here: they could not be written, or are elsewhere'}")
 
 
 def _rows(task: dict[str, Any]) -> list[dict[str, Any]]:
     """A task's ended trials, and its state if some have not ended."""
+    from perdure.cli.tables import trial_name
+
     rows = [
         {
-            "run": task["id"] if trial["trial"] == 1 else f"{task['id']}/{trial['trial']}",
+            "run": trial_name(task, trial),
             "status": trial["status"],
             "duration": trial["duration"],
             "started_at": trial["started_at"],

@@ -103,7 +103,7 @@ def failures_table(outcome: dict[str, Any]) -> Table | None:
             continue
         failure = trial.get("failure") or {}
         made.add_row(
-            printable(task["id"] if trial["trial"] == 1 else f"{task['id']}/{trial['trial']}"),
+            printable(trial_name(task, trial)),
             state(trial["status"]),
             printable(failure.get("step")),
             printable(failure.get("reason"), REASON_CHARACTERS),
@@ -114,6 +114,20 @@ def failures_table(outcome: dict[str, Any]) -> Table | None:
 def trials_of(outcome: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each trial of a suite's document, with its task."""
     return [(task, trial) for task in outcome["tasks"] for trial in task["trials"]]
+
+
+def trial_name(task: dict[str, Any], trial: dict[str, Any]) -> str:
+    """A task's id, with the trial if it is not the first."""
+    return str(task["id"]) if trial["trial"] == 1 else f"{task['id']}/{trial['trial']}"
+
+
+def note_lines(outcome: dict[str, Any]) -> list[str]:
+    """What went wrong beside the tasks of a suite, such as a record that could not be written."""
+    return [
+        printable(f"note: {trial_name(task, trial)}: {trial['note']}", 1000)
+        for task, trial in trials_of(outcome)
+        if trial.get("note")
+    ]
 
 
 def last_failure(attempts: Sequence[dict[str, Any]]) -> str | None:

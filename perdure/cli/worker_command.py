@@ -108,15 +108,15 @@ def worker(
 
     Logs go to stderr; PERDURE_LOG is their level (debug, info, warning, error).
     """
-    from perdure.cli.env_file import read_env_file
     from perdure.cli.logs import set_up_logs
+    from perdure.env_file import read_env_file
 
     set_up_logs()
     call = _Call(queue, address, host_name(host) or _own_host(), exit_with_parent, ready_fd)
     names, values = variable_names(pass_env), read_env_file(env_file)
 
     import worker as wiring
-    from activities.host import WorkerEnvironment
+    from activities.secrets import WorkerEnvironment
     from perdure.config import Settings
     from perdure.steps import load_step_modules
 

@@ -123,14 +123,6 @@ def mask(text: str, values: Iterable[str]) -> str:
     return _replaced(text, spellings(values))
 
 
-def mask_json(value: Json, values: Iterable[str]) -> Json:
-    """A copy with every text and every key of the value masked.
-
-    Keys that become equal get a number, so that none is lost.
-    """
-    return _masked(value, spellings(values))
-
-
 def mask_ops(ops: Iterable[Op], values: Iterable[str]) -> list[Op]:
     """Operations of a diff with what they write masked; what they take away stays as it is."""
     spelt = spellings(values)
@@ -140,8 +132,10 @@ def mask_ops(ops: Iterable[Op], values: Iterable[str]) -> list[Op]:
 def _masked_op(op: Op, spelt: list[str]) -> Op:
     # Not the whole operation: a secret may be spelt like one of its own words.
     made = dict(op)
-    if op["op"] != "unset":
-        made["path"] = _masked(op["path"], spelt)
+    path = op["path"]
+    # Only the last part of a path can be new; a result's is the step's id, which is no secret.
+    if op["op"] != "unset" and len(path) > 1 and path[:-1] != ["results"]:
+        made["path"] = [*path[:-1], _replaced(path[-1], spelt)]
     for part in ("value", "append"):
         if part in op:
             made[part] = _masked(op[part], spelt)

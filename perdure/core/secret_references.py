@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ BUILT_IN_REDACTED = frozenset(
 
 REFERENCES = ("from_env", "from_file")
 
+_PLACEHOLDER = re.compile("<[^<>]+>")
+
 
 def is_reference(value: Any) -> bool:
     """True for `{from_env: NAME}` and `{from_file: PATH}`: it names a secret and holds none."""
@@ -27,7 +30,8 @@ def is_reference(value: Any) -> bool:
 
 
 def literal_secrets(value: Any, redact: Iterable[str]) -> Iterator[Path]:
-    """The paths in a JSON value at which a redacted key holds something other than references."""
+    """The paths in a JSON value at which a redacted key holds something other than references
+    and placeholders."""
     names = BUILT_IN_REDACTED.union(redact)
     waiting: list[tuple[Any, Path]] = [(value, ())]
     while waiting:
@@ -52,6 +56,8 @@ def _holds_a_literal(value: Any) -> bool:
         entry = waiting.pop()
         if is_reference(entry) or entry is None or entry == "":
             continue
+        if isinstance(entry, str) and _PLACEHOLDER.fullmatch(entry):
+            continue  # one that no seed fills: it names a value and holds none
         if isinstance(entry, dict):
             waiting.extend(entry.values())
         elif isinstance(entry, list):

@@ -37,6 +37,8 @@ from perdure.core.step_types import BUILT_IN_TYPES, COMMON_KEYS, COMPENSATION_KE
 _ids = list_of(identifier, what="ids")
 _texts = list_of(text, what="texts")
 _LONGEST_PATTERN = 1_000
+SHORTEST_HEARTBEAT_SECONDS = 1.0
+"""Two of a worker's beats, which the SDK sends every half second at most."""
 _RESERVED_IDS = ("__seed__", "__scheduler__")
 
 
@@ -170,6 +172,16 @@ def _verification(value: Any, at: Place) -> Any:
     return checked
 
 
+def _heartbeat_timeout(value: Any, at: Place) -> Any:
+    seconds = duration(value, at)
+    if isinstance(seconds, int | float) and 0 < seconds < SHORTEST_HEARTBEAT_SECONDS:
+        at.refuse(
+            f"is {seconds:g} s, and a worker sends a heartbeat every 0.5 s only",
+            f"give at least {SHORTEST_HEARTBEAT_SECONDS:g} s",
+        )
+    return seconds
+
+
 _COMMON_CHECKS: dict[str, Check] = {
     "id": _step_id,
     "type": text,
@@ -178,7 +190,7 @@ _COMMON_CHECKS: dict[str, Check] = {
     "env": env,
     "timeout": duration,
     "idle_timeout": duration,
-    "heartbeat_timeout": duration,
+    "heartbeat_timeout": _heartbeat_timeout,
     "retry": record(
         {
             "max_attempts": whole(1),

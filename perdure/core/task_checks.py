@@ -23,12 +23,15 @@ from perdure.core.json_values import check_json
 from perdure.core.problems import Place, kind, listed, nearest, shown
 from perdure.core.secret_references import literal_secrets
 from perdure.core.step_checks import check_step
-from perdure.core.step_types import COMMON_KEYS
+from perdure.core.step_types import BUILT_IN_TYPES, COMMON_KEYS
 
 MAX_STEPS = 10_000
 
 _FREE_PREFIX = "x-"
 """Keys of the task that begin so are left out: a place for what anchors repeat in the steps."""
+
+_RESERVED_IDS = ("suite.json", "results.jsonl")
+"""In lower case: some file systems take upper and lower case for the same."""
 
 _NEEDS_STEPS = "list at least one step under steps"
 
@@ -41,8 +44,18 @@ def _seed_key(value: Any, at: Place) -> Any:
     return value
 
 
+def _task_id(value: Any, at: Place) -> Any:
+    if isinstance(value, str) and value.lower() in _RESERVED_IDS:
+        at.refuse(
+            f"{shown(value)} is the name of a file in a suite's results, where each task has a "
+            "directory",
+            f"choose another id, such as {value.replace('.', '-')}",
+        )
+    return identifier(value, at)
+
+
 _TASK_CHECKS: dict[str, Check] = {
-    "id": identifier,
+    "id": _task_id,
     "type": choice("task"),
     "version": whole(0, 2**53),
     "project_id": text,
@@ -98,7 +111,7 @@ def _take_default_id(checked: dict[str, Any], at: Place, default_id: str | None)
         at.refuse("the task has no id", "add id: ...")
         return
     found: Place = Place([], at.path)
-    identifier(default_id, found)
+    _task_id(default_id, found)
     for problem in found.problems:
         at.refuse(
             f"the task has no id, and its file's name gives none: {problem.message}",
@@ -236,18 +249,42 @@ def _check_environments(checked: dict[str, Any], at: Place) -> None:
 
 
 def _check_secrets(checked: dict[str, Any], at: Place) -> None:
-    """Documents name secrets; they never hold them."""
+    """Documents name secrets; they never hold them, wherever in a step."""
     redact = [key for key in checked.get("redact") or [] if isinstance(key, str)]
     places = [(checked.get(key), at / key) for key in ("seed", "metadata")]
     for position, step in enumerate(checked["steps"]):
-        for part in (step, step.get("compensate")):
+        here = at / "steps" / position
+        compensate = step.get("compensate")
+        for part, place in ((step, here), (compensate, here / "compensate")):
             if isinstance(part, dict):
-                here = at / "steps" / position
-                here = here if part is step else here / "compensate"
-                places += [(part.get(key), here / key) for key in ("env", "headers")]
+                places += _bodies(part, place)
     for value, place in places:
         for path in literal_secrets(value, redact):
             Place(at.problems, (*place.path, *path)).refuse(
                 "the value of this key is a secret, and a document holds none",
                 "write {from_env: NAME} or {from_file: PATH}",
             )
+
+
+def _bodies(step: dict[str, Any], at: Place) -> list[tuple[Any, Place]]:
+    """What of a step is its author's own, and may hold anything.
+
+    Not the names of built-in keys, which mean what they always do, and no JSON schema: under a
+    key's name it describes a value and holds none.
+    """
+    type = step.get("type")
+    if not isinstance(type, str) or type not in BUILT_IN_TYPES:
+        free = {key: value for key, value in step.items() if key not in COMMON_KEYS}
+        return [(free, at), (step.get("env"), at / "env")]
+    found = []
+    for key, value in step.items():
+        if key in ("compensate", "expected_output_schema"):
+            continue
+        if key == "checks" and isinstance(value, list):
+            for number, check in enumerate(value):
+                if isinstance(check, dict):
+                    told = {name: part for name, part in check.items() if name != "schema"}
+                    found.append((told, at / key / number))
+            continue
+        found.append((value, at / key))
+    return found

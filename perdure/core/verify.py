@@ -69,7 +69,7 @@ def verify(
         actual = resolve(context, str(check.get("path", "")))
         reason = _objection(check, actual, search or search_text)
         if reason is not None:
-            shown = None if actual is _MISSING else clipped(actual)
+            shown = None if actual is _MISSING else _shortened(actual)
             failed.append({"check": check, "reason": reason, "actual": shown})
     score = (len(checks) - len(failed)) / len(checks)
     # 0.1 * 3 of ten checks is a hair above 0.3; that must not decide.
@@ -226,7 +226,7 @@ def schema_problem(schema: Json, value: Json) -> str | None:
 # --- Words ------------------------------------------------------------------------------------
 
 
-def clipped(value: Json) -> Json:
+def _shortened(value: Json) -> Json:
     """The value if it is short, else the beginning of its JSON with a mark at its end."""
     text = _text(value)
     return value if len(text) <= SHOWN_CHARS else _clip(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.host import WorkerEnvironment
+from activities.secrets import WorkerEnvironment
 from activities.supervise import Supervisor
 from tests.activities.steps_kit import Kit
 

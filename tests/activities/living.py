@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from activities.supervise import ProcessSpec
+from activities.supervise import ProcessSpec, Supervisor
 
 PATIENCE_SECONDS = 20.0
 """For conditions that hold within milliseconds on a quiet machine."""
@@ -55,6 +55,12 @@ def living(tag: str) -> list[int]:
                 if tag.encode() in command_line:
                     found.append(int(name))
     return found
+
+
+def pid_of(supervisor: Supervisor, key: str) -> int | None:
+    """The process id of a running process; None before its start and after its end."""
+    process = supervisor._running.get(key)
+    return process.pid if process else None
 
 
 def sleepers(tag: str) -> int:

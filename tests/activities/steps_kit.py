@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import activities.steps  # noqa: F401  (registers the built-in types)
-from activities.host import StepHost, WorkerEnvironment
+from activities.host import StepHost
+from activities.secrets import WorkerEnvironment
 from activities.supervise import Supervisor
 from perdure.core.context import new_context
 from perdure.core.task import Step

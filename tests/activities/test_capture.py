@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from pathlib import Path
 
@@ -65,11 +66,36 @@ def test_a_file_holds_the_first_characters_and_one_marker(
         assert kept == text[:limit] + f"\n...(truncated at {limit} characters)"
 
 
-def test_a_full_disk_costs_text_but_raises_nothing() -> None:
+def test_a_full_disk_costs_text_but_raises_nothing(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    capture = Capture("/dev/full", 100, [])
+    capture = Capture(str(tmp_path / "log"), 100, [])
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), capture._file)
     capture.feed(b"lost\n")
     capture.finish()
     assert capture.error == "No space left on device"
     assert capture.chars == 5
+
+
+def test_c51_a_link_in_the_files_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "keep"
+    outside.write_text("precious")
+    log = tmp_path / "stdout.log"
+    log.symlink_to(outside)
+    capture = Capture(str(log), 100, [])
+    capture.feed(b"printed")
+    capture.finish()
+    assert outside.read_text() == "precious"
+    assert not log.is_symlink()
+    assert log.read_text() == "printed"
+
+
+def test_c51_a_link_in_the_folders_place_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    (outside / "stdout.log").write_text("precious")
+    (tmp_path / "b.1").symlink_to(outside)
+    with pytest.raises(OSError, match=r"stdout\.log"):
+        Capture(str(tmp_path / "b.1" / "stdout.log"), 100, [])
+    assert (outside / "stdout.log").read_text() == "precious"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from activities.host import PRIVATE_FILES, WorkerEnvironment, forget
+from activities.host import PRIVATE_FILES, forget
+from activities.secrets import WorkerEnvironment
 from tests.activities.steps_kit import Kit, appears
 
 SEES = "import json, os; print(json.dumps(dict(os.environ)))"

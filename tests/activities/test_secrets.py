@@ -48,9 +48,6 @@ def test_the_secret_file_keeps_what_was_written_and_only_its_owner_reads_it(tmp_
     secrets.merge({"a": "2"})
     assert SecretFile(tmp_path / "run" / "secrets.json").load() == {"a": "2", "b": {"t": ["x"]}}
     assert (tmp_path / "run" / "secrets.json").stat().st_mode & 0o777 == 0o600
-    secrets.remove()
-    secrets.remove()
-    assert secrets.load() == {}
 
 
 async def test_steps_that_write_secrets_at_once_lose_none(tmp_path: Path) -> None:

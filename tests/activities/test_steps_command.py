@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from activities.steps.streams import KEPT_BYTES
+from tests.activities.living import pid_of
 from tests.activities.steps_kit import Kit, appears
 
 
@@ -172,4 +173,4 @@ async def test_a_cancelled_step_ends_its_process(kit: Kit) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert kit.supervisor.pid_of(host._key) is None
+    assert pid_of(kit.supervisor, host._key) is None

@@ -70,3 +70,14 @@ async def test_schemas_are_checked(kit: Kit) -> None:
     both = [{"path": "results.agent", "schema": {"type": "object"}},
             {"path": "results.agent.stdout", "matches": "pa.d+"}]  # fmt: skip
     assert (await kit.run("verify", checks=both))["verdict"] == "passed"
+
+
+async def test_answers_that_a_lost_attempt_left_are_not_taken_for_this_ones(kit: Kit) -> None:
+    check = {"path": "results.agent.stdout", "matches": r"order \d+ paid"}
+    left = kit.folder / "s.1"
+    assert (await kit.run("verify", checks=[check]))["verdict"] == "passed"
+    kit.context.results["agent"]["stdout"] = "nothing of the kind"
+    document = {"id": "s", "type": "verify", "checks": [check]}
+    host = kit.host(document, step_dir=left)
+    assert (left / "exit.json").exists()
+    assert "does not match" in str(await kit.fail("verify", host, checks=[check]))

@@ -30,6 +30,7 @@ from tests.activities.living import (
     living,
     new_tag,
     parent_of,
+    pid_of,
     sleepers,
     spec_of,
     stubborn_tree,
@@ -574,13 +575,13 @@ async def test_a_running_process_is_known_by_its_pid(
 ) -> None:
     tag = new_tag()
     spec = spec_of(tmp_path, [SLEEP, tag])
-    assert supervisor.pid_of(spec.key) is None
+    assert pid_of(supervisor, spec.key) is None
     task = asyncio.create_task(supervisor.run(spec))
-    await until(lambda: supervisor.pid_of(spec.key), "a pid")
-    assert living(tag) == [supervisor.pid_of(spec.key)]
+    await until(lambda: pid_of(supervisor, spec.key), "a pid")
+    assert living(tag) == [pid_of(supervisor, spec.key)]
     supervisor.end(spec.key)
     await task
-    assert supervisor.pid_of(spec.key) is None
+    assert pid_of(supervisor, spec.key) is None
 
 
 # --- Many, and the end ---------------------------------------------------------------------------
@@ -602,7 +603,7 @@ async def test_closing_ends_everything_and_can_be_repeated(tmp_path: Path) -> No
     spec = spec_of(tmp_path, sh(stubborn_tree(tag)), kill_grace_seconds=0.2)
     task = asyncio.create_task(supervisor.run(spec))
     await until(lambda: sleepers(tag) == STUBBORN_SLEEPERS, "the whole tree")
-    program = parent_of(parent_of(supervisor.pid_of(spec.key) or 0))
+    program = parent_of(parent_of(pid_of(supervisor, spec.key) or 0))
     await supervisor.close()
     assert living(tag) == []
     assert (await task).ended_by == "cancelled"

@@ -24,6 +24,7 @@ from tests.activities.living import (
     living,
     new_tag,
     parent_of,
+    pid_of,
     sleepers,
     spec_of,
     stubborn_tree,
@@ -147,13 +148,13 @@ COPIED_WORKER = """
 import asyncio, os, sys, time
 from pathlib import Path
 from activities.supervise import Supervisor
-from tests.activities.living import spec_of
+from tests.activities.living import pid_of, spec_of
 
 async def main(folder, copy_tag, *argv):
     supervisor = await Supervisor.start()
     spec = spec_of(Path(folder), list(argv))
     task = asyncio.create_task(supervisor.run(spec))
-    while not supervisor.pid_of(spec.key):
+    while not pid_of(supervisor, spec.key):
         await asyncio.sleep(0.01)
     if os.fork() == 0:
         time.sleep(600)  # holds every descriptor of the worker
@@ -255,7 +256,7 @@ async def test_a_loss_is_raised_when_nothing_is_left_and_the_next_run_works(
     task = asyncio.create_task(supervisor.run(spec))
     expected = STUBBORN_SLEEPERS if victims != "both" else 2
     await until(lambda: sleepers(tag) == expected, "the whole tree")
-    keeper = parent_of(supervisor.pid_of(spec.key) or 0)
+    keeper = parent_of(pid_of(supervisor, spec.key) or 0)
     pids = {"supervisor": [parent_of(keeper)], "keeper": [keeper]}
     kill(*pids.get(victims, [parent_of(keeper), keeper]))
 
@@ -274,8 +275,8 @@ async def test_a_killed_keeper_does_not_touch_its_neighbours(tmp_path: Path) -> 
     tags = [new_tag() for _ in range(2)]
     specs = [spec_of(tmp_path, [SLEEP, tag]) for tag in tags]
     tasks = [asyncio.create_task(supervisor.run(spec)) for spec in specs]
-    await until(lambda: all(supervisor.pid_of(spec.key) for spec in specs), "two processes")
-    kill(parent_of(supervisor.pid_of(specs[0].key) or 0))
+    await until(lambda: all(pid_of(supervisor, spec.key) for spec in specs), "two processes")
+    kill(parent_of(pid_of(supervisor, specs[0].key) or 0))
     with pytest.raises(SupervisorLost):
         await tasks[0]
     assert [len(living(tag)) for tag in tags] == [0, 1]

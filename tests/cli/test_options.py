@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from perdure.cli import status_of
-from perdure.cli.env_file import read_env_file
-from perdure.cli.options import OptionError, seeds
+from perdure.cli.options import seeds
 from perdure.cli.reading import Named, named
+from perdure.env_file import EnvFileError, read_env_file
 from perdure.errors import PerdureError
 
 TASK = "steps: [{id: a, type: command, command: [echo, hi]}]\n"
@@ -130,6 +130,6 @@ def test_a_bad_env_file_is_refused_without_telling_its_values(
     file = tmp_path / "env"
     file.write_bytes(content)
 
-    with pytest.raises(OptionError, match=r"--env-file .*env") as refused:
+    with pytest.raises(EnvFileError, match=r"--env-file .*env") as refused:
         read_env_file(file)
     assert "secret-value" not in str(refused.value)

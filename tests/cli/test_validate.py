@@ -145,3 +145,37 @@ def test_secrets_that_are_not_there_are_found_before_anything_is_started(
     assert any("secrets.yaml:7: step 'call': {from_file: no/such/file}" in line for line in lines)
     assert lines[-1] == "nothing was started"
     assert not (folder / "state").exists()
+
+
+def test_a_secret_file_is_looked_for_beside_its_document(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    (tasks / "t.yaml").write_text(
+        "steps: [{id: s, type: command, command: 'true', env: {K: {from_file: key}}}]"
+    )
+    (folder / "key").write_text("in the wrong place")
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(folder / "state"))
+    monkeypatch.chdir(folder)
+
+    assert status_of(["run", "tasks"]) == 2
+
+    told = capsys.readouterr().err
+    assert f"starts at the document's folder, {tasks}" in told
+    assert not (folder / "state").exists()
+
+
+def test_results_that_cannot_be_written_are_refused_before_anything_is_started(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "t.yaml").write_text("steps: [{id: s, type: command, command: 'true'}]")
+    (folder / "file").touch()
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(folder / "state"))
+
+    assert status_of(["run", str(folder / "t.yaml"), "--results", str(folder / "file/below")]) == 2
+
+    told = capsys.readouterr().err
+    assert "results cannot be written there" in told
+    assert "name another" in told
+    assert not (folder / "state").exists()

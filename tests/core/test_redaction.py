@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure.core.context import apply, diff, same
-from perdure.core.redaction import mask, mask_json, mask_ops, redact, restore, texts_of
+from perdure.core.redaction import mask, mask_ops, redact, restore, texts_of
 from perdure.core.secret_references import BUILT_IN_REDACTED
 from tests.core.strategies import JSON, OBJECTS
 
@@ -119,21 +119,27 @@ def test_a_secret_of_three_characters_is_not_masked() -> None:
     assert mask("cats", ["cats"]) == "***"
 
 
+def masked_value(value: Any, secrets: list[str]) -> Any:
+    """The value as a diff writes it, masked."""
+    [op] = mask_ops([{"op": "set", "path": ["metadata"], "value": value}], secrets)
+    return op["value"]
+
+
 def test_keys_are_masked_too_and_none_is_lost() -> None:
     value = {"hunter2": {"x": ["hunter2", 1]}, "***": 2, "hunter2hunter2": 3}
-    masked = mask_json(value, ["hunter2"])
+    masked = masked_value(value, ["hunter2"])
     assert masked == {"***": {"x": ["***", 1]}, "***2": 2, "******": 3}
 
 
 @given(JSON, st.text(st.characters(exclude_categories=["Cs"]), min_size=4, max_size=8))
 def test_nothing_masked_holds_the_secret(value: Any, secret: str) -> None:
     assume("*" not in secret)
-    assert secret not in "\0".join(texts_of(mask_json([value, secret], [secret])))
+    assert secret not in "\0".join(texts_of(masked_value([value, secret], [secret])))
 
 
 @given(JSON)
 def test_without_secrets_nothing_changes(value: Any) -> None:
-    assert same(mask_json(value, []), value)
+    assert same(masked_value(value, []), value)
 
 
 @pytest.mark.parametrize("word", ["edit", "path", "append", "metadata"])
@@ -145,3 +151,13 @@ def test_a_secret_spelt_like_a_part_of_a_diff_does_not_break_it(word: str) -> No
     shown = json.dumps([op.get("append") or op.get("value") for op in ops])
     assert word not in shown
     assert word == "metadata" or apply(before, ops)["metadata"]["log"] == ["x", "key ***"]
+
+
+def test_a_secret_spelt_like_a_place_that_is_there_does_not_move_what_is_written() -> None:
+    before = {"metadata": {"shop": {"n": 1}}, "results": {}}
+    after = {"metadata": {"shop": {"n": 2, "shop": 3}}, "results": {"shop": "the shop"}}
+    ops = mask_ops(diff(before, after), ["shop"])
+    assert apply(before, ops) == {
+        "metadata": {"shop": {"n": 2, "***": 3}},
+        "results": {"shop": "the ***"},
+    }

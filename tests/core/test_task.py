@@ -546,6 +546,53 @@ def test_a_secret_in_a_steps_variables_is_refused_too() -> None:
 
 
 @pytest.mark.parametrize(
+    "step",
+    [
+        {"type": "python", "code": "", "args": {"deep": [{"litellm_api_key": "sk-1"}]}},
+        {"type": "http", "url": "http://h/", "json": {"remote_tokens": {"a": "sk-1"}}},
+        {"type": "http", "url": "http://h/", "expect": {"json": {"usersim_api_key": "sk-1"}}},
+        {"type": "verify", "checks": [{"path": "x", "equals": {"litellm_api_key": "sk-1"}}]},
+        {"type": "agent", "capability": "c", "input": {"litellm_api_key": "sk-1"}},
+        {"type": "own", "litellm_api_key": "sk-1"},
+        {"type": "own", "settings": {"litellm_api_key": "sk-1"}},
+        {
+            "type": "command",
+            "command": "true",
+            "compensate": {"type": "python", "code": "", "args": {"litellm_api_key": "sk-1"}},
+        },
+    ],
+)
+def test_a_secret_anywhere_in_a_steps_body_is_refused(step: dict[str, Any]) -> None:
+    """T42."""
+    types = {"own": frozenset({"litellm_api_key", "settings"})}
+    with pytest.raises(InvalidTask) as caught:
+        parse_task(task({"id": "s", **step}), custom_types=types)
+    assert [("secret" in p.message, "from_env" in p.remedy) for p in caught.value.problems] == [
+        (True, True)
+    ]
+    assert "sk-1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{"from_env": "K"}, {"from_file": "k"}, "<key>", "", None])
+def test_references_and_placeholders_may_stand_for_a_secret(value: Any) -> None:
+    args = {"litellm_api_key": value}
+    assert parse_task(task({"id": "s", "type": "python", "code": "", "args": args}))
+
+
+def test_a_schema_that_describes_a_secret_holds_none() -> None:
+    schema = {"properties": {"litellm_api_key": {"type": "string"}}}
+    checks = [{"path": "metadata", "schema": schema}]
+    assert parse_task(task({"id": "s", "type": "verify", "checks": checks}))
+
+
+@pytest.mark.parametrize("id", ["suite.json", "results.jsonl", "Suite.JSON"])
+def test_a_task_is_not_named_like_a_file_of_its_suite(id: str) -> None:
+    problem = the_problem({**task(command()), "id": id})
+    assert problem.path == ("id",)
+    assert "another id" in problem.remedy
+
+
+@pytest.mark.parametrize(
     "value",
     [float("nan"), float("-inf"), b"x", {1: "x"}, {None: 1}, "\ud800", {"\ud800": 1}, {1}, 10**400],
 )
@@ -616,3 +663,11 @@ def test_whatever_a_step_holds_it_is_a_step_or_a_list_of_problems(
     check_outcome(
         task({"id": "a", **({"type": "command", "command": "x"} if known else {}), **keys})
     )
+
+
+@pytest.mark.parametrize("value", [0.3, "400ms", 0.999])
+def test_a_heartbeat_timeout_below_what_a_worker_beats_is_refused(value: Any) -> None:
+    problem = in_step(heartbeat_timeout=value)
+    assert problem.path[-1] == "heartbeat_timeout"
+    assert "at least 1 s" in problem.remedy
+    parse_task(task(command(heartbeat_timeout=1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from typing import Any, Literal
 
 import psutil
 
-from activities.step import read_outcome
 from activities.supervise import FAULT, read_exit
 from perdure.config import Settings
 from perdure.server import status
@@ -153,11 +153,13 @@ class Driver:
     def has_end(self, work: Work, attempt: int) -> bool:
         """Whether an attempt came to its own end, and a file says so."""
         home = self._home(work, attempt)
-        exit_ = read_exit(home / "exit.json") if home else None
-        outcome = read_outcome(home) if home else None
-        return (exit_ is not None and exit_.ended_by == "exit") or (
-            outcome is not None and outcome.status != "cancelled"
-        )
+        if home is None:
+            return False
+        exit_ = read_exit(home / "exit.json")
+        if exit_ is not None and exit_.ended_by == "exit":
+            return True
+        outcome = home / "outcome.json"
+        return outcome.exists() and json.loads(outcome.read_bytes())["status"] != "cancelled"
 
     def _home(self, work: Work, attempt: int) -> Path | None:
         """The directory of an attempt."""

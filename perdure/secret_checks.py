@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perdure.cli.console import printable
+from perdure.core.problems import one_line
 from perdure.core.secret_references import is_reference
 from perdure.documents import LoadedTask
+from perdure.secret_files import UnreadableSecret, read_secret_file
+from perdure.suite_input import folder_of
 
 _RESOLVED_KEYS = {"command": ("env",), "http": ("headers", "json"), "python": ("env", "args")}
 """By step type: where a reference stands for its value. Other types resolve `env` at most."""
@@ -21,10 +23,10 @@ def missing_secrets(tasks: Sequence[LoadedTask], env_file: Mapping[str, str]) ->
     team's workers have their own.
     """
     return [
-        printable(f"{_where(loaded, path)}: step {step_id!r}: {reason}")
+        one_line(f"{_where(loaded, path)}: step {step_id!r}: {reason}")
         for loaded in tasks
         for step_id, path, reference in _references(loaded)
-        if (reason := _why_missing(reference, env_file))
+        if (reason := _why_missing(reference, env_file, folder_of(loaded)))
     ]
 
 
@@ -44,7 +46,9 @@ def _references(loaded: LoadedTask) -> Iterator[tuple[str, tuple[str | int, ...]
                     waiting += [((*path, index), entry) for index, entry in enumerate(value)]
 
 
-def _why_missing(reference: dict[str, Any], env_file: Mapping[str, str]) -> str | None:
+def _why_missing(
+    reference: dict[str, Any], env_file: Mapping[str, str], folder: str | None
+) -> str | None:
     """Why a reference has no value; None if it has one."""
     if "from_env" in reference:
         name = str(reference["from_env"])
@@ -53,14 +57,10 @@ def _why_missing(reference: dict[str, Any], env_file: Mapping[str, str]) -> str 
         return f"{{from_env: {name}}}: there is no variable {name}; set it, or use --env-file"
     name = str(reference["from_file"])
     try:
-        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            file.read(1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        return (
-            f"{{from_file: {name}}}: {reason}; correct the path, which starts at the current "
-            "directory"
-        )
+        read_secret_file(name, folder)
+    except UnreadableSecret as error:
+        start = f"the document's folder, {folder}" if folder else "the current directory"
+        return f"{{from_file: {name}}}: {error}; correct the path, which starts at {start}"
     return None
 
 
