@@ -153,7 +153,9 @@ async def test_a_process_leads_a_session_of_its_own(supervisor: Supervisor, tmp_
 async def test_signals_are_as_in_a_fresh_shell(supervisor: Supervisor, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"])
     await supervisor.run(spec)
-    assert {int(line.split()[1], 16) for line in spec.stdout.read_text().splitlines()} == {0}
+    masks = {int(line.split()[1], 16) for line in spec.stdout.read_text().splitlines()}
+    # Signals 32 and 33 are the C library's own: it lets nobody set them, and they are inherited.
+    assert {mask & ~(0b11 << 31) for mask in masks} == {0}
 
 
 async def test_the_environment_is_the_given_one_and_the_marker(
