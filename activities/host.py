@@ -93,7 +93,8 @@ class StepHost:
         self._private = False
         self._running: set[str] = set()
         self._context_written = False
-        workdir.mkdir(parents=True, exist_ok=True)
+        if not workdir.is_dir():  # it is there for every step of a run but the first
+            workdir.mkdir(parents=True, exist_ok=True)
         self._note_passed_secrets()
 
     # --- Files of the attempt -------------------------------------------------------------------

@@ -89,6 +89,8 @@ class SecretFile:
 
         Raises PerdureError if the file is not what `merge` wrote.
         """
+        if not os.path.exists(self._path):  # nearly always; asked twice in each step
+            return {}
         try:
             content: Any = json.loads(self._path.read_bytes())
         except FileNotFoundError:
