@@ -234,9 +234,17 @@ class _Following:
         self._picture = Picture()
         self._steps: dict[str, str] = {}
         """By workflow id: what a running task is at."""
-        self._told = 0
+        self._known = 0
+        """Trials that had ended before."""
+        self._heard = 0
+        """Trials that have ended, those among them."""
 
     async def until_closed(self) -> None:
+        # What ended before this command began to look is told in the summary only.
+        self._known = self._suite.taken_over
+        if self._suite.how in ("attached", "found", "finished"):
+            self._known = (await self._suite.progress()).next_offset
+        self._picture.ended_before = self._known
         asking = asyncio.create_task(self._ask_tasks()) if self._shown.is_live else None
         try:
             await self._suite.follow(on_progress=self._take, poll_seconds=POLL_SECONDS)
@@ -245,15 +253,10 @@ class _Following:
                 asking.cancel()
 
     def _take(self, progress: SuiteProgress) -> None:
-        first = self._picture.progress is None
-        # What ended before this command began to look is told in the summary only.
-        known = len(progress.ended) if first and self._suite.how == "attached" else 0
-        if first:
-            known = max(known, self._suite.taken_over)
-            self._told = self._picture.ended_before = known
-        for trial in progress.ended[known if first else 0 :]:
-            self._told += 1
-            self._shown.ended(trial, self._told, progress.total)
+        for trial in progress.ended:
+            self._heard += 1
+            if self._heard > self._known:
+                self._shown.ended(trial, self._heard, progress.total)
         self._picture.progress = progress
         self._picture.running = [
             RunningTask(_short(name, self._suite.suite), self._steps.get(name, ""))

@@ -329,3 +329,15 @@ def test_on_a_terminal_it_shows_a_picture_and_leaves_the_summary(
     assert "1 of 2 succeeded, 1 failed" in written
     assert "\x1b[?25h" in written, "the cursor is shown again"
     assert "\x1b[31m" in written
+
+
+def test_what_had_ended_before_is_told_in_the_summary_only(perdure: CommandLine) -> None:
+    # More than one page of the suite's history.
+    for number in range(45):
+        perdure.write(f"many/t{number}.yaml", "steps: [{id: a, type: command, command: 'true'}]\n")
+    first = perdure("run", "many", "--suite", "m", "--max-parallel", "20")
+    assert "[45/45]" in first.stderr
+    again = perdure("run", "many", "--suite", "m")
+    assert again.returncode == 0
+    assert not re.search(r"^\[ *\d+/45\]", again.stderr, re.M)
+    assert "45 of 45 succeeded" in again.stdout + again.stderr
