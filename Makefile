@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves, in .venv and nowhere else.
+# `make demo` and `make test` set everything up by themselves, in .venv; the demo also writes to .demo.
 
 VENV := .venv
 BIN := $(VENV)/bin
