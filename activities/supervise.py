@@ -251,6 +251,8 @@ class _Process:
 
     async def connect(self, ours: socket.socket) -> None:
         """Take the worker's end of the socket and send the request."""
+        self._control = ours.dup()
+        self._control.setblocking(False)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(_request(self.spec) + self._early)
 
@@ -268,6 +270,9 @@ class _Process:
                 if sys.platform != "linux":
                     await self._await_anyway(self._sweep)
                 return _exit_from(message["exit"])
+        # Its last word did not arrive, or it died; the file comes before the word.
+        if ended := read_exit(self.spec.exit_file):
+            return ended
         await self._await_anyway(self.lost.wait)
         await self._await_anyway(self._sweep)
         raise SupervisorLost(f"{self.spec.key}: its supervisor was killed, and so it was")
@@ -304,12 +309,18 @@ class _Process:
     def _write(self, request: bytes) -> None:
         if self._writer is None:
             self._early += request
-        elif not self._writer.is_closing():
-            self._writer.write(request)
+        elif self._writer.transport.get_write_buffer_size():
+            self._writer.write(request)  # behind the first message, which the keeper waits for
+        else:
+            # Not by the stream: a write that meets a keeper that has just ended would break it,
+            # and the keeper's last word, still to be read, would be lost.
+            with contextlib.suppress(OSError):
+                self._control.send(request)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            self._control.close()
         self.gone.set()
 
 

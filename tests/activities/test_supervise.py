@@ -500,6 +500,33 @@ async def test_a_touch_from_any_thread_keeps_a_process_from_being_idle(
     supervisor.touch("nobody")
 
 
+async def test_a_touch_that_meets_the_end_of_a_process_loses_nothing(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    done = threading.Event()
+    keys = [f"touched-{number}" for number in range(60)]
+
+    def touch() -> None:
+        while not done.wait(0.0005):
+            for key in keys:
+                supervisor.touch(key)
+
+    toucher = threading.Thread(target=touch)
+    toucher.start()
+    try:
+        for key in keys:
+            (folder := tmp_path / key).mkdir()
+            # A limit so small that a touch is sent on every 3 ms.
+            spec = dataclasses.replace(
+                spec_of(folder, sh("sleep 0.02")), key=key, idle_timeout_seconds=0.3
+            )
+            async with asyncio.timeout(20):
+                assert (await supervisor.run(spec)).ended_by in ("exit", "idle_timeout")
+    finally:
+        done.set()
+        toucher.join()
+
+
 # --- Starting ------------------------------------------------------------------------------------
 
 
