@@ -6,11 +6,12 @@ only the option parser is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -117,7 +118,19 @@ _command(
 def main() -> None:
     """The program `perdure`: run a command and exit with its status."""
     prepare_streams()
-    sys.exit(status_of(sys.argv[1:]))
+    _leave(status_of(sys.argv[1:]))
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit without taking the interpreter down piece by piece.
+
+    The SDK's threads may still hold it then, and abort the process (temporalio 1.35): what was
+    asked for is done by now, and everything else of ours ends with the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def status_of(arguments: Sequence[str]) -> int:
