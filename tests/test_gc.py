@@ -123,11 +123,7 @@ async def test_what_an_open_history_names_is_kept(
 ) -> None:
     held = place.blobs
     await place.store("unused")
-    async with asyncio.timeout(30):
-        while True:  # the workflow's worker may read its value once more, which makes it young
-            place.age(30)
-            if (await collect(place.client, place.settings)).kept_in_use == 1:
-                break
+    place.age(30)
 
     report = await collect(place.client, place.settings, dry_run=False)
 
