@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
@@ -19,6 +19,7 @@ from perdure.config import Settings
 from perdure.errors import PerdureError
 from perdure.gc import GRACE, collect
 from perdure.storage import TEMPORARY_PREFIX, THRESHOLD_BYTES, DirectoryDriver, data_converter
+from tests.waiting import until
 from tests.workflows_for_tests import ACTIVITIES, WORKFLOWS, DetailsWorkflow, WaitWorkflow
 
 
@@ -62,23 +63,25 @@ async def place(temporal: WorkflowEnvironment, tmp_path: Path) -> Place:
 
 @pytest.fixture
 async def waiting(place: Place) -> AsyncIterator[WorkflowHandle[WaitWorkflow, None]]:
-    """An open workflow that was given a large value."""
-    queue = f"gc-{uuid.uuid4()}"
-    async with Worker(place.client, task_queue=queue, workflows=WORKFLOWS):
-        handle = await place.client.start_workflow(
-            WaitWorkflow.run,
-            "held".ljust(THRESHOLD_BYTES, "."),
-            id=f"gc/{uuid.uuid4()}",
-            task_queue=queue,
-        )
-        # The server's list lags a little; in earnest, what just started is young.
-        deadline = asyncio.get_running_loop().time() + 60
-        query = f'WorkflowId = "{handle.id}" AND ExecutionStatus = "Running"'
-        while not (await place.client.count_workflows(query)).count:
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.02)
-        yield handle
-        await handle.terminate()
+    """An open workflow that was given a large value.
+
+    No worker serves it: one would read the value, and so use it, when it likes.
+    """
+    handle = await place.client.start_workflow(
+        WaitWorkflow.run,
+        "held".ljust(THRESHOLD_BYTES, "."),
+        id=f"gc/{uuid.uuid4()}",
+        task_queue=f"gc-{uuid.uuid4()}",
+    )
+    # The server's list lags a little; in earnest, what just started is young.
+    await until(lambda: _is_listed(place.client, handle), "the workflow in the list")
+    yield handle
+    await handle.terminate()
+
+
+async def _is_listed(client: Client, handle: WorkflowHandle[Any, Any]) -> bool:
+    query = f'WorkflowId = "{handle.id}" AND ExecutionStatus = "Running"'
+    return bool((await client.count_workflows(query)).count)
 
 
 async def test_a_dry_run_tells_and_removes_nothing(place: Place) -> None:
@@ -130,6 +133,9 @@ async def test_what_an_open_history_names_is_kept(
     assert (report.collected, report.kept_in_use) == (1, 1)
     assert report.runs_read >= 1
     assert place.blobs == held
+    # A collection's own reading is no use of a value: the next one finds it as old.
+    again = await collect(place.client, place.settings, dry_run=False)
+    assert (again.collected, again.kept_in_use) == (0, 1)
 
 
 async def test_heartbeat_details_of_a_running_activity_are_kept(place: Place) -> None:
@@ -137,17 +143,19 @@ async def test_heartbeat_details_of_a_running_activity_are_kept(place: Place) ->
     queue = f"gc-{uuid.uuid4()}"
     async with Worker(place.client, task_queue=queue, workflows=WORKFLOWS, activities=ACTIVITIES):
         handle = await place.client.start_workflow(
-            DetailsWorkflow.run, THRESHOLD_BYTES + 1, id=f"gc/{uuid.uuid4()}", task_queue=queue
+            DetailsWorkflow.run,
+            # It must not end while it is looked at: its result would be one more value.
+            args=[THRESHOLD_BYTES + 1, 120],
+            id=f"gc/{uuid.uuid4()}",
+            task_queue=queue,
         )
-        deadline = asyncio.get_running_loop().time() + 60
-        query = f'WorkflowId = "{handle.id}"'
-        while True:
+
+        async def beaten() -> bool:
             pending = (await handle.describe()).raw_description.pending_activities
-            beaten = any(p.HasField("heartbeat_details") for p in pending)
-            if beaten and (await place.client.count_workflows(query)).count:
-                break
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.02)
+            return any(p.HasField("heartbeat_details") for p in pending)
+
+        await until(beaten, "a heartbeat")
+        await until(lambda: _is_listed(place.client, handle), "the workflow in the list")
         place.age(30)
         named, _ = await gc._named_by_histories(place.client, datetime.now(UTC) - place.limit)
         await handle.terminate()

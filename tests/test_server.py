@@ -44,6 +44,7 @@ from perdure.server import (
 from perdure.server_binary import find_binary
 from perdure.server_process import ServerRecord, free_port
 from perdure.state import FileLock, StateDir, StateError
+from tests.waiting import until
 from tests.workflows_for_tests import ACTIVITIES, WORKFLOWS, CountWorkflow, TimerWorkflow
 
 DEADLINE_SECONDS = 60
@@ -72,13 +73,6 @@ def servers_of(state: StateDir) -> list[int]:
         except psutil.Error:
             continue
     return found
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.02)
 
 
 def lock_is_free(path: Path) -> bool:
@@ -595,13 +589,13 @@ async def test_nothing_that_listens_is_told_from_something_else(
         message = await refused(TEMPORAL_ADDRESS=address)
         assert f"{address} is not a Temporal service" in message
 
+    assert "not an address" in await refused(TEMPORAL_ADDRESS="::::")
+    assert "no host of this name" in await refused(TEMPORAL_ADDRESS="nowhere.invalid:7233")
+
     monkeypatch.setattr("perdure.connection.CONNECT_SECONDS", 0.5)
     async with listener(None) as address:
         message = await refused(TEMPORAL_ADDRESS=address)
         assert f"{address} does not answer" in message
-
-    assert "not an address" in await refused(TEMPORAL_ADDRESS="::::")
-    assert "no host of this name" in await refused(TEMPORAL_ADDRESS="nowhere.invalid:7233")
 
 
 async def test_a_namespace_or_tls_that_does_not_fit_is_named(settings: Settings) -> None:

@@ -39,6 +39,7 @@ from perdure.storage import (
     check_blob_dir,
     data_converter,
 )
+from tests.waiting import until
 from tests.workflows_for_tests import ACTIVITIES, WORKFLOWS, DetailsWorkflow, PassTextWorkflow
 
 MIB = 1024 * 1024
@@ -120,7 +121,7 @@ async def test_c14_twenty_mib_pass_from_activity_to_workflow_to_activity_and_out
 async def test_c14_details_of_failures_and_heartbeats_may_be_large(served: Served) -> None:
     size = 3 * MIB
     handle = await served.client.start_workflow(
-        DetailsWorkflow.run, size, id=f"details/{uuid.uuid4()}", task_queue=served.queue
+        DetailsWorkflow.run, args=[size, 4], id=f"details/{uuid.uuid4()}", task_queue=served.queue
     )
 
     details = await handle.result()
@@ -128,6 +129,10 @@ async def test_c14_details_of_failures_and_heartbeats_may_be_large(served: Serve
     assert len(details.failure) == size
     assert details.heartbeat == details.failure
     assert max(await sizes_in_history(handle)) < 2 * 1000 * 1000
+
+
+async def _has_text(handle: WorkflowHandle[Any, Any], size: int) -> bool:
+    return len(await handle.query(PassTextWorkflow.text)) == size
 
 
 async def test_a_new_worker_replays_what_the_old_one_stored(
@@ -148,10 +153,7 @@ async def test_a_new_worker_replays_what_the_old_one_stored(
             handle = handle or await client.start_workflow(
                 PassTextWorkflow.run, 3 * MIB, id=f"replay/{uuid.uuid4()}", task_queue=queue
             )
-            deadline = asyncio.get_running_loop().time() + 60
-            while len(await handle.query(PassTextWorkflow.text)) != 3 * MIB:
-                assert asyncio.get_running_loop().time() < deadline
-                await asyncio.sleep(0.05)
+            await until(lambda handle=handle: _has_text(handle, 3 * MIB), "the text")
     assert handle
     await handle.terminate()
 

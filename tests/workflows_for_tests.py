@@ -44,7 +44,7 @@ async def fail_with_details(size: int) -> None:
 async def beat_then_hang(size: int) -> None:
     """Send a text of `size` characters as heartbeat details, then never beat again."""
     activity.heartbeat(_text(size))
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 
 def _text(size: int) -> str:
@@ -91,10 +91,13 @@ class Details:
 
 @workflow.defn
 class DetailsWorkflow:
-    """Large details of a failure and of a heartbeat reach the workflow."""
+    """Large details of a failure and of a heartbeat reach the workflow.
+
+    It ends when the heartbeat has been missed for `heartbeat_seconds`.
+    """
 
     @workflow.run
-    async def run(self, size: int) -> Details:
+    async def run(self, size: int, heartbeat_seconds: float) -> Details:
         failure, heartbeat = "", ""
         try:
             await workflow.execute_activity(
@@ -107,8 +110,8 @@ class DetailsWorkflow:
             await workflow.execute_activity(
                 beat_then_hang,
                 size,
-                start_to_close_timeout=MINUTE,
-                heartbeat_timeout=timedelta(seconds=1),
+                start_to_close_timeout=timedelta(minutes=10),
+                heartbeat_timeout=timedelta(seconds=heartbeat_seconds),
                 retry_policy=ONCE,
             )
         except ActivityError as error:

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from activities.supervise import Supervisor
-from tests.activities.living import spec_of
+from tests.activities.living import sh, spec_of
 
 
 async def main(folder: str, key: str, script: str) -> None:
     supervisor = await Supervisor.start()
-    spec = spec_of(Path(folder), ["/bin/sh", "-c", script], key=key, timeout_seconds=60)
+    spec = spec_of(Path(folder), sh(script), key=key, timeout_seconds=60)
     ended = await supervisor.run(spec)
     await supervisor.close()
     # Read only now: whoever the process took its input from, it was not from here.

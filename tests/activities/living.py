@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from activities.supervise import ProcessSpec, Supervisor
-
-PATIENCE_SECONDS = 20.0
-"""For conditions that hold within milliseconds on a quiet machine."""
+from tests.waiting import until
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
+
+
+def sh(script: str) -> list[str]:
+    """The command that has the shell run a script."""
+    return ["/bin/sh", "-c", script]
 
 
 def new_tag() -> str:
@@ -63,46 +63,75 @@ def pid_of(supervisor: Supervisor, key: str) -> int | None:
     return process.pid if process else None
 
 
+async def started(supervisor: Supervisor, key: str) -> int:
+    """The process id of a process, as soon as the worker has been told of its start.
+
+    That is a moment after the process itself can be seen.
+    """
+    await until(lambda: pid_of(supervisor, key) is not None, f"the start of {key}")
+    pid = pid_of(supervisor, key)
+    assert pid is not None, f"{key} has ended already"
+    return pid
+
+
+def command_of(pid: int) -> list[str]:
+    """The command line of a process; empty for one that has ended."""
+    with contextlib.suppress(OSError):
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[:-1]
+    return []
+
+
 def sleepers(tag: str) -> int:
     """How many processes are `sleep <tag>`, in whatever way they were started."""
-    count = 0
-    for pid in living(tag):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            count += words[1:] == [tag.encode(), b""]
-    return count
+    return sum(command_of(pid)[1:] == [tag] for pid in living(tag))
 
 
 def parent_of(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[1])
+    """Raises OSError if the process has ended and was reaped."""
+    return _parent_and_state(pid)[0]
 
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and not a zombie that waits to be reaped."""
     with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return _parent_and_state(pid)[1] not in "ZX"
     return False
 
 
+def children_of(parent: int) -> set[int]:
+    """Zombies, too."""
+    return set(_children(parent))
+
+
 def zombies_of(parent: int) -> list[int]:
-    found = []
+    return [pid for pid, state in _children(parent).items() if state == "Z"]
+
+
+def keeper_of(tag: str, worker: int) -> int:
+    """The grandchild of the worker that is the parent of a tagged process."""
+    for pid in living(tag):
+        with contextlib.suppress(OSError):  # one that only helped to start others may end now
+            keeper = parent_of(pid)
+            if parent_of(parent_of(keeper)) == worker:
+                return keeper
+    raise AssertionError(f"no process with {tag} has a keeper")
+
+
+def _parent_and_state(pid: int) -> tuple[int, str]:
+    state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(parent), state
+
+
+def _children(parent: int) -> dict[int, str]:
+    """The state of each child."""
+    found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if fields[0] == "Z" and int(fields[1]) == parent:
-                    found.append(int(name))
+                its_parent, state = _parent_and_state(int(name))
+                if its_parent == parent:
+                    found[int(name)] = state
     return found
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Return when a condition holds; fail with `what` if it never does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.01)
 
 
 def spec_of(

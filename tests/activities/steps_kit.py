@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,10 +63,3 @@ class Kit:
         with pytest.raises(StepFailed) as caught:
             await self.run(type, host, **keys)
         return caught.value
-
-
-async def appears(path: Path) -> None:
-    """Wait until a process has made the file."""
-    async with asyncio.timeout(30):
-        while not path.exists():  # noqa: ASYNC110 (another process makes it)
-            await asyncio.sleep(0.01)

@@ -12,7 +12,8 @@ import pytest
 
 from activities.steps.streams import KEPT_BYTES
 from tests.activities.living import pid_of
-from tests.activities.steps_kit import Kit, appears
+from tests.activities.steps_kit import Kit
+from tests.waiting import written
 
 
 async def test_a_text_is_run_by_the_shell_and_its_output_is_the_result(kit: Kit) -> None:
@@ -79,7 +80,7 @@ async def test_output_that_is_not_json_fails_the_step_and_keeps_the_result(
 
 
 async def test_the_timeout_ends_the_process_and_the_output_so_far_is_kept(kit: Kit) -> None:
-    failed = await kit.fail("command", command="echo so far; sleep 600", timeout=0.5)
+    failed = await kit.fail("command", command="echo so far; sleep 600", timeout=2)
     assert (failed.type, failed.kind) == ("Timeout", "timeout")
     assert failed.result["stdout"] == "so far\n"
 
@@ -169,7 +170,7 @@ async def test_c49_a_missing_secret_fails_once_and_names_the_reference(kit: Kit)
 async def test_a_cancelled_step_ends_its_process(kit: Kit) -> None:
     host = kit.host({"id": "s", "type": "command"})
     running = asyncio.ensure_future(kit.run("command", host, command="echo > up; sleep 600"))
-    await appears(kit.workdir / "up")
+    await written(kit.workdir / "up")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -132,12 +132,12 @@ async def test_printing_keeps_a_script_from_being_idle(kit: Kit) -> None:
     code = """
 import time
 def run(input):
-    for i in range(8):
+    for i in range(12):
         print(i)
-        time.sleep(0.25)
+        time.sleep(0.3)
     return 1
 """
-    assert await kit.run("python", code=code, idle_timeout=1.5) == 1
+    assert await kit.run("python", code=code, idle_timeout=3) == 1
 
 
 async def test_what_a_script_was_given_and_returned_does_not_stay(kit: Kit) -> None:

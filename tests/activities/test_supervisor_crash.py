@@ -20,17 +20,21 @@ from activities.supervise import FAULT, ProcessSpec, Supervisor, SupervisorLost,
 from tests.activities.living import (
     SLEEP,
     STUBBORN_SLEEPERS,
+    children_of,
+    command_of,
     is_running,
+    keeper_of,
     living,
     new_tag,
     parent_of,
-    pid_of,
+    sh,
     sleepers,
     spec_of,
+    started,
     stubborn_tree,
-    until,
     zombies_of,
 )
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,7 +140,7 @@ async def test_when_all_are_killed_at_once_the_marker_finds_what_is_left(tmp_pat
     with worker(spec, script) as program:
         await until(lambda: sleepers(tag) == 3, "three processes")
         keeper = keeper_of(tag, program.pid)
-        main = next(pid for pid in living(tag) if parent_of(pid) == keeper)
+        main = next(pid for pid in children_of(keeper) if command_of(pid) == sh(script))
         kill(program.pid, parent_of(keeper), keeper)
         await until(lambda: not is_running(main), "the end of the main process, by the kernel")
         assert sleepers(tag) >= 2
@@ -252,13 +256,13 @@ async def test_a_loss_is_raised_when_nothing_is_left_and_the_next_run_works(
     tag = new_tag()
     # With both killed nobody knows the tree any more, so a part without marker would escape.
     script = stubborn_tree(tag) if victims != "both" else f"setsid {SLEEP} {tag} & {SLEEP} {tag}; :"
-    spec = spec_of(tmp_path, ["/bin/sh", "-c", script])
+    spec = spec_of(tmp_path, sh(script))
     task = asyncio.create_task(supervisor.run(spec))
     expected = STUBBORN_SLEEPERS if victims != "both" else 2
     await until(lambda: sleepers(tag) == expected, "the whole tree")
-    keeper = parent_of(pid_of(supervisor, spec.key) or 0)
-    pids = {"supervisor": [parent_of(keeper)], "keeper": [keeper]}
-    kill(*pids.get(victims, [parent_of(keeper), keeper]))
+    keeper = parent_of(await started(supervisor, spec.key))
+    pids = {"supervisor": [supervisor.pid], "keeper": [keeper]}
+    kill(*pids.get(victims, [supervisor.pid, keeper]))
 
     with pytest.raises(SupervisorLost, match=spec.key):
         await task
@@ -275,8 +279,8 @@ async def test_a_killed_keeper_does_not_touch_its_neighbours(tmp_path: Path) -> 
     tags = [new_tag() for _ in range(2)]
     specs = [spec_of(tmp_path, [SLEEP, tag]) for tag in tags]
     tasks = [asyncio.create_task(supervisor.run(spec)) for spec in specs]
-    await until(lambda: all(pid_of(supervisor, spec.key) for spec in specs), "two processes")
-    kill(parent_of(pid_of(supervisor, specs[0].key) or 0))
+    first, _ = [await started(supervisor, spec.key) for spec in specs]
+    kill(parent_of(first))
     with pytest.raises(SupervisorLost):
         await tasks[0]
     assert [len(living(tag)) for tag in tags] == [0, 1]
@@ -338,19 +342,3 @@ def test_c31_input_from_a_terminal_is_left_to_the_worker(tmp_path: Path) -> None
     os.close(ours)
     os.close(terminal)
     assert done.stdout.split() == [b"exit", b"typed"]
-
-
-def children_of(parent: int) -> set[int]:
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if parent_of(int(name)) == parent:
-                    found.add(int(name))
-    return found
-
-
-def keeper_of(tag: str, worker: int) -> int:
-    """The grandchild of the worker that is the parent of a tagged process."""
-    parents = {parent_of(pid) for pid in living(tag)}
-    return next(pid for pid in parents if parent_of(parent_of(pid)) == worker)

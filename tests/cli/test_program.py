@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -39,15 +40,19 @@ def test_a_closed_pipe_ends_a_command_quietly(perdure: CommandLine) -> None:
     for number in range(300):
         perdure.write(f"{number}.yaml", "steps: [{id: a, type: nope}]\n")
 
-    process = perdure.start("validate", ".")
-    assert process.stdout
-    process.stdout.close()  # as `perdure validate . | head -0` does
-    assert process.stderr
-    with process.stderr:
-        error = process.stderr.read()
+    reading, writing = os.pipe()
+    os.close(reading)  # as `perdure validate . | head -0` does
+    done = subprocess.run(
+        [sys.executable, "-m", "perdure", "validate", "."],
+        env=perdure.environment(),
+        cwd=perdure.folder,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
 
-    assert process.wait() == READER_GONE
-    assert error == ""
+    assert (done.returncode, done.stderr) == (READER_GONE, "")
 
 
 def test_python_m_worker_and_worker_py_are_the_command_worker(perdure: CommandLine) -> None:

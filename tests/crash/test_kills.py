@@ -34,7 +34,7 @@ step's first line, a new worker replays the task and a new interpreter starts. L
 that the server would by itself wait for a worker that died while it decided what comes next."""
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the supervisor's promises hold on Linux"),
 ]
 

@@ -35,7 +35,8 @@ class Line:
 
 
 def work(folder: Path, name: str, attempt: int, seconds: float, manner: str) -> bool:
-    """Take `seconds` between two lines in the file `name`; whether it went well.
+    """Take `seconds` between two lines in the file `name`, and longer until it may end; whether it
+    went well.
 
     While it, or a process that it left, is at work it holds a lock, which dies with them.
     """
@@ -51,12 +52,19 @@ def work(folder: Path, name: str, attempt: int, seconds: float, manner: str) -> 
             os.set_inheritable(held, True)
             os.posix_spawnp("sleep", ["sleep", "600"], os.environ, setsid=True)
         time.sleep(seconds)
-        while manner == WAITS and not (folder / "may_end").exists():
+        while not _may_end(folder, manner):
             time.sleep(0.05)
         _leave(folder, name, "end", attempt)
     finally:
         os.close(held)
     return manner != FAILS and (manner != FAILS_ONCE or ended_before)
+
+
+def _may_end(folder: Path, manner: str) -> bool:
+    if (folder / "may_end").exists():
+        return True
+    ends = sum(file.read_text().count("end ") for file in (folder / "lines").iterdir())
+    return manner != WAITS and ends < int((folder / "allowed_ends").read_text())
 
 
 def lines_of(folder: Path, name: str) -> list[Line]:
