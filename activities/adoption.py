@@ -9,11 +9,17 @@ what is there before is noted first, and what turns up later is the killing's, n
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
+import os
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from activities import marker
 from activities.places import RunPlace
@@ -27,12 +33,14 @@ object of `at` (seconds since 1970) and `ended` (the exit and outcome files that
 
 OUTCOME = "outcome.json"
 
+_NO_LINK_NO_WAIT = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 
 class Earlier:
     """The lost attempts before one attempt of a step."""
 
     def __init__(self, place: RunPlace, task: StepTask) -> None:
-        self._task = task
+        self._place = place
         self._newest_first = [
             (process_key(task, attempt), place.attempt(task.step["id"], attempt))
             for attempt in reversed(task.lost_attempts)
@@ -41,7 +49,7 @@ class Earlier:
     async def outcome(self) -> StepOutcome | None:
         """What a lost attempt came to, unless that is only the word that it was cancelled."""
         for _, step_dir in self._newest_first:
-            outcome = await asyncio.to_thread(_own_outcome, step_dir)
+            outcome = await asyncio.to_thread(_own_outcome, self._place, step_dir)
             if outcome is not None and outcome.status != "cancelled":
                 return replace(outcome, adopted=True)
         return None
@@ -80,13 +88,13 @@ def take_over(step_dir: Path) -> None:
     _note_sweeps(step_dir, [])
 
 
-def _own_outcome(step_dir: Path) -> StepOutcome | None:
+def _own_outcome(place: RunPlace, step_dir: Path) -> StepOutcome | None:
     killed = any(OUTCOME not in sweep["ended"] for sweep in _sweeps(step_dir))
-    return None if killed else read_outcome(step_dir)
+    return None if killed else read_outcome(step_dir) or noted_outcome(place, step_dir.name)
 
 
 def _sweep(key: str, step_dir: Path) -> None:
-    if not step_dir.exists():  # it never began, or not on this host
+    if not step_dir.exists():  # it ran no process, or not on this host
         return
     before = _sweeps(step_dir)
     ended = sorted(path.name for path in [*step_dir.glob("exit*.json"), *step_dir.glob(OUTCOME)])
@@ -135,3 +143,44 @@ def read_outcome(step_dir: Path) -> StepOutcome | None:
     except (FileNotFoundError, ValueError):
         return None
     return outcome
+
+
+def note_outcome(place: RunPlace, attempt: str, outcome: StepOutcome) -> None:
+    """Put the outcome of an attempt that has no directory on disk, before it is reported.
+
+    `attempt`: as its directory would be called. All of a run's are lines of one file: to make a
+    directory and a file for each costs more than many a step.
+
+    Raises OSError.
+    """
+    # A line of its own even after one that was cut short.
+    line = b'\n["%s",%s]\n' % (attempt.encode(), adapter(StepOutcome).dump_json(outcome))
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        file = os.open(place.outcomes, flags | _NO_LINK_NO_WAIT, 0o666)
+    except FileNotFoundError:
+        place.root.mkdir(parents=True, exist_ok=True)
+        file = os.open(place.outcomes, flags | _NO_LINK_NO_WAIT, 0o666)
+    try:
+        # In one piece, so that parallel steps and a kill in between leave whole lines.
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place.outcomes))
+    finally:
+        os.close(file)
+
+
+def noted_outcome(place: RunPlace, attempt: str) -> StepOutcome | None:
+    """The outcome that `note_outcome` put on disk; None if there is none."""
+    begin = b'["%s",' % attempt.encode()
+    found: StepOutcome | None = None
+    try:
+        with open(os.open(place.outcomes, os.O_RDONLY | _NO_LINK_NO_WAIT), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            for line in file:
+                if line.startswith(begin):
+                    with contextlib.suppress(ValueError):  # cut short
+                        found = adapter(StepOutcome).validate_python(from_json(line)[1])
+    except OSError:
+        return None
+    return found

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic_core import from_json, to_json
 
 import activities.steps  # noqa: F401  (registers the built-in types)
-from activities.adoption import process_key, take_over, write_outcome
+from activities.adoption import note_outcome, process_key, take_over, write_outcome
 from activities.host import StepHost
 from activities.leftovers import mask_logs
 from activities.places import RunPlace
@@ -35,6 +35,23 @@ SO_FAR_LIMIT_BYTES = 32 * 1024
 """Of a diff in a heartbeat; a larger one is left out, since each beat carries it anew."""
 LOOK_SHARE = 0.05
 """Of the time, what may go into looking at what a running function has written."""
+
+
+class _Host(StepHost):
+    """Makes the attempt's directory when something asks for it: most small steps need none."""
+
+    has_folder = False
+
+    @property
+    def step_dir(self) -> Path:
+        if not self.has_folder:
+            own_folder(self._step_dir)
+            self.has_folder = True
+        return self._step_dir
+
+    @step_dir.setter
+    def step_dir(self, path: Path) -> None:
+        self._step_dir = path
 
 
 class Attempt:
@@ -74,14 +91,12 @@ class Attempt:
                 retryable=False,
             )
         self.type: StepType = kind
-        self._before = stored
         known = self._secrets.load()
         whole = restore(stored, known) if known else stored
         # Built-in types only put new values at known places; other people's code gets a copy.
         mine = _top_copy(whole) if kind.on_loop else from_json(to_json(whole))
         self.context = Context(**mine)
-        own_folder(self.step_dir)
-        self.host = StepHost(
+        self.host = _Host(
             self.task,
             self.step,
             step_dir=self.step_dir,
@@ -93,6 +108,7 @@ class Attempt:
             secrets=known,
             folder=Path(self.task.folder) if self.task.folder else None,
         )
+        self._before = stored
 
     @property
     def shortest_limit(self) -> float:
@@ -178,13 +194,22 @@ class Attempt:
     def _write(self, outcome: StepOutcome) -> None:
         if self._before is not None and self.host.has_files and self._met:
             mask_logs(self.step_dir, self._values)
-        write_outcome(self.step_dir, outcome)
+        if self._has_folder:
+            write_outcome(self.step_dir, outcome)
+        else:
+            note_outcome(self._place, self.step_dir.name, outcome)
         if self.step_dir != self._own_dir:
             take_over(self.step_dir)
         # One that was cancelled may be adopted for a process that had ended; what that left is
         # removed at the end of the run.
         if self._before is not None and outcome.status != "cancelled":
             self.host.close()
+
+    @property
+    def _has_folder(self) -> bool:
+        # After lost attempts always: the record takes the files that lie beside the outcome.
+        made = self._before is not None and self.host.has_folder
+        return made or bool(self.task.lost_attempts)
 
     def _salvaged(self, status: Any, result: Json, failure: StepFailure | None) -> StepOutcome:
         try:

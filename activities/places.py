@@ -3,38 +3,22 @@
 ```
 <state>/runs/<suite>/<task>/<trial>/<run id>/
     work/                     PERDURE_WORKDIR, shared by the run's steps
-    steps/<step>.<attempt>/   logs, exit.json, outcome.json, artifacts/
+    steps/<step>.<attempt>/   logs, exit.json, outcome.json, artifacts/; if it has need of one
+    outcomes.jsonl            the outcomes of the attempts that had no need of a directory
     secrets.json              values written under redacted keys; removed at the run's end
 ```
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from perdure.errors import PerdureError
 from perdure.messages import RunRef
+from perdure.safe_names import UnsafeName, safe_part
 
-_PART = re.compile(r"[A-Za-z0-9._-]{1,200}")
-
-
-class UnsafeName(PerdureError):
-    """A name that may not be part of a path."""
-
-
-def safe_part(name: str) -> str:
-    """`name`, if it can stand in a path as one harmless part.
-
-    Documents are checked when they are loaded; this also stops what reached the server by
-    another way. Raises UnsafeName.
-    """
-    if name in (".", "..") or not _PART.fullmatch(name):
-        raise UnsafeName(
-            f"{name!r} cannot be part of a path: use ASCII letters, digits, '.', '_' and '-'"
-        )
-    return name
+__all__ = ["RunPlace", "UnsafeName", "safe_part", "trial_dir"]
 
 
 @dataclass(frozen=True)
@@ -44,21 +28,27 @@ class RunPlace:
     root: Path
 
     @classmethod
+    @lru_cache(maxsize=1000)  # each step asks, and paths are dear
     def of(cls, runs: Path, run: RunRef) -> RunPlace:
-        """The place of `run` below `runs`."""
+        """The place of `run` below `runs`. Raises UnsafeName."""
         return cls(trial_dir(runs, run) / safe_part(run.run_id))
 
-    @property
+    @cached_property
     def work(self) -> Path:
         """The run's working directory."""
         return self.root / "work"
 
-    @property
+    @cached_property
     def steps(self) -> Path:
         """The attempts' directories."""
         return self.root / "steps"
 
-    @property
+    @cached_property
+    def outcomes(self) -> Path:
+        """The outcomes of attempts without a directory."""
+        return self.root / "outcomes.jsonl"
+
+    @cached_property
     def secrets(self) -> Path:
         """Values written under redacted keys, mode 0600."""
         return self.root / "secrets.json"

@@ -24,12 +24,13 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities import step as step_activity
 from activities import threads
-from activities.adoption import write_outcome
+from activities.attempt import Attempt
 from activities.places import RunPlace
 from activities.secrets import WorkerEnvironment
 from perdure.messages import StepOutcome
 from perdure.steps import StepFailed, step
-from tests.kit import Bench, bench, processes_with, step_named, until
+from tests.kit import Bench, bench, processes_with, step_named
+from tests.waiting import until, written
 from worker import serving
 
 CANARY = "s3cr3t-CANARY-9f"
@@ -77,8 +78,9 @@ async def tell(step: dict[str, Any], context: Any, host: Any) -> Any:
 def block(step: dict[str, Any], context: Any, host: Any) -> None:
     with (host.workdir / "calls").open("a") as calls:
         calls.write(f"{host.attempt}\n")
-    if host.attempt == 1:
-        time.sleep(step["seconds"])
+    end = time.monotonic() + step["seconds"]
+    while host.attempt == 1 and time.monotonic() < end and not (host.workdir / "go").exists():
+        time.sleep(0.02)
 
 
 @step("kit-beaten", keys={"size"})
@@ -480,27 +482,29 @@ async def test_c14_a_large_seed_is_carried(here: Bench) -> None:
 # --- What an earlier attempt left ---------------------------------------------------------------
 
 
-async def test_an_outcome_on_disk_is_adopted_after_a_lost_worker(here: Bench) -> None:
-    mark = f"mark-{uuid.uuid4().hex}"
+async def test_an_outcome_on_disk_is_adopted_after_a_lost_worker(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, on_disk = Attempt.write, asyncio.Event()
+
+    async def write_and_report_nothing(attempt: Attempt, outcome: StepOutcome) -> None:
+        await write(attempt, outcome)
+        on_disk.set()
+        if attempt.task.attempt == 1:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Attempt, "write", write_and_report_nothing)
     handle = await here.start(
-        {
-            "id": "a",
-            "type": "command",
-            "command": ["sh", "-c", f": {mark}; echo x >> ran; sleep 600"],
-            "heartbeat_timeout": 1,
-        }
+        {"id": "a", "type": "command", "command": "echo x >> ran; echo found"}
     )
-    await until(lambda: processes_with(mark))
-    place = RunPlace.of(here.options.runs, here.ref_of(handle))
-    found = StepOutcome("succeeded", [{"op": "set", "path": ["results", "a"], "value": "found"}])
-    write_outcome(place.attempt("a", 1), found)
+    await on_disk.wait()
     # The report of the first attempt gets lost: its worker is as good as dead to the server.
     await here.client.workflow_service.respond_activity_task_failed_by_id(
         lost_report(here, handle, "a#0.1")
     )
     await handle.result()
     record = here.record(handle)
-    assert record["context"]["results"]["a"] == "found"
+    assert record["context"]["results"]["a"]["stdout"] == "found\n"
     attempts = step_named(record, "a")["attempts"]
     assert [a["status"] for a in attempts] == ["lost", "succeeded"]
     assert attempts[1]["adopted"]
@@ -522,6 +526,30 @@ def lost_report(here: Bench, handle: WorkflowHandle[Any, Any], activity_id: str)
     )
 
 
+async def test_a_step_that_ran_no_process_leaves_no_directory_and_is_adopted_as_well(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, on_disk = Attempt.write, asyncio.Event()
+
+    async def write_and_report_nothing(attempt: Attempt, outcome: StepOutcome) -> None:
+        await write(attempt, outcome)
+        on_disk.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Attempt, "write", write_and_report_nothing)
+    handle = await here.start({"id": "a", "type": "kit-write", "key": "k", "value": "v"})
+    await on_disk.wait()
+    assert not (here.work_of(handle).parent / "steps").exists()
+    await here.client.workflow_service.respond_activity_task_failed_by_id(
+        lost_report(here, handle, "a#0.1")
+    )
+    await handle.result()
+    record = here.record(handle)
+    assert record["context"]["metadata"]["k"] == "v"
+    attempts = step_named(record, "a")["attempts"]
+    assert [(a["status"], a["adopted"]) for a in attempts] == [("lost", False), ("succeeded", True)]
+
+
 async def test_a_new_attempt_first_ends_what_the_old_one_still_runs(here: Bench) -> None:
     mark = f"mark-{uuid.uuid4().hex}"
     handle = await here.start(
@@ -535,7 +563,7 @@ async def test_a_new_attempt_first_ends_what_the_old_one_still_runs(here: Bench)
             ],
         }
     )
-    await until(lambda: (here.work_of(handle) / "ran").exists())
+    await written(here.work_of(handle) / "ran")
     await here.client.workflow_service.respond_activity_task_failed_by_id(
         lost_report(here, handle, "a#0.1")
     )
@@ -567,7 +595,8 @@ def attempts_alive(mark: str) -> set[str]:
     found = set()
     for pid in processes_with(mark):
         with contextlib.suppress(psutil.Error):
-            found.add(psutil.Process(pid).environ().get("PERDURE_ATTEMPT", "?"))
+            if variables := psutil.Process(pid).environ():  # none: it has just died
+                found.add(variables["PERDURE_ATTEMPT"])
     return found
 
 
@@ -579,7 +608,7 @@ async def test_c33_a_process_over_its_limit_is_gone_before_the_retry_begins(here
             "id": "a",
             "type": "command",
             "command": ["sh", "-c", command],
-            "timeout": 1,
+            "timeout": 2,
             "retry": {"max_attempts": 3, "initial_interval": 0.05},
         }
     )
@@ -614,7 +643,7 @@ async def test_what_another_worker_of_this_host_still_runs_is_killed_and_not_ado
     # The first has no room for a second attempt beside the one that it does not give up.
     async with bench(temporal.client, tmp_path, step_slots=1) as first:
         handle = await first.start({"id": "a", "type": "command", "command": command})
-        await until(lambda: (first.work_of(handle) / "ran").exists())
+        await written(first.work_of(handle) / "ran")
         # A connection of its own, as of another process: one serves a queue once.
         other = await Client.connect(
             temporal.client.service_client.config.target_host,
@@ -637,15 +666,19 @@ async def test_a_function_that_ignores_its_timeout_does_not_run_beside_its_retry
     here: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.2)
-    record = await here.run(
+    handle = await here.start(
         {
             "id": "a",
             "type": "kit-stubborn",
-            "seconds": 3,
+            "seconds": 60,
             "timeout": 0.3,
             "retry": {"max_attempts": 3, "initial_interval": 0.05},
         }
     )
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    (here.work_of(handle) / "go").touch()
+    record = here.record(handle)
     assert (record["failure"]["type"], record["failure"]["kind"]) == ("Timeout", "timeout")
     assert "did not stop within 0.2 s and still runs" in record["failure"]["message"]
     assert len(step_named(record, "a")["attempts"]) == 1
@@ -655,23 +688,24 @@ async def test_a_function_that_a_lost_attempt_still_runs_is_not_started_again(
     here: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.2)
-    handle = await here.start({"id": "a", "type": "kit-stubborn", "seconds": 4})
+    handle = await here.start({"id": "a", "type": "kit-stubborn", "seconds": 60})
     calls = here.work_of(handle) / "calls"
-    await until(calls.exists)
+    await written(calls)
     await here.client.workflow_service.respond_activity_task_failed_by_id(
         lost_report(here, handle, "a#0.1")
     )
     with pytest.raises(WorkflowFailureError):
         await handle.result()
+    (here.work_of(handle) / "go").touch()
     assert here.record(handle)["failure"]["type"] == "StillRunning"
     assert calls.read_text() == "1\n"
 
 
 async def test_an_attempt_beats_while_it_waits_for_the_one_before_it(here: Bench) -> None:
     handle = await here.start(
-        {"id": "a", "type": "kit-stubborn", "seconds": 4, "heartbeat_timeout": 1}
+        {"id": "a", "type": "kit-stubborn", "seconds": 7, "heartbeat_timeout": 3}
     )
-    await until((here.work_of(handle) / "calls").exists)
+    await written(here.work_of(handle) / "calls")
     await here.client.workflow_service.respond_activity_task_failed_by_id(
         lost_report(here, handle, "a#0.1")
     )
@@ -684,8 +718,9 @@ async def test_a_crowd_does_not_slow_the_beats_below_a_steps_heartbeat_timeout(
     here: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_activity, "CROWD", 0)
+    monkeypatch.setattr(step_activity, "CROWDED_BEAT_SECONDS", 60)
     record = await here.run(
-        {"id": "a", "type": "command", "command": "sleep 3", "heartbeat_timeout": 1.5}
+        {"id": "a", "type": "command", "command": "sleep 5", "heartbeat_timeout": 3}
     )
     assert [a["status"] for a in step_named(record, "a")["attempts"]] == ["succeeded"]
 

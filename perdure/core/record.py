@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -12,7 +12,8 @@ AttemptStatus = Literal["running", "succeeded", "failed", "cancelled", "lost", "
 """`lost`: its worker died. `interrupted`: its worker was asked to stop and handed it back."""
 
 StepStatus = Literal["pending", "running", "waiting", "succeeded", "failed", "cancelled", "not_run"]
-"""`waiting`: for the delay before its next attempt. `not_run`: the run ended before its turn."""
+"""`waiting`: for the delay before its next attempt, or for a slot of its limit. `not_run`: the run
+ended before its turn."""
 
 
 @dataclass
@@ -56,7 +57,12 @@ class Attempt:
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of the record; also its form over a continue-as-new."""
-        return asdict(self)
+        # By hand: `asdict` copies every value, and is the dearest part of a small run's record.
+        return {
+            **vars(self),
+            "failure": dict(vars(self.failure)) if self.failure else None,
+            "artifacts": [dict(vars(artifact)) for artifact in self.artifacts],
+        }
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Attempt:
@@ -85,7 +91,9 @@ class StepRecord:
     losses: int = 0
     """Worker losses, counted against `max_worker_losses`."""
     not_before: float | None = None
-    """Waiting: when the next attempt may start."""
+    """Waiting for its delay: when the next attempt may start."""
+    waited: float = 0.0
+    """Seconds that its attempts have waited for slots, all together."""
 
     @property
     def lost_attempts(self) -> list[int]:
@@ -105,6 +113,7 @@ class StepRecord:
             "type": self.type,
             "status": self.status,
             "duration": round(duration, 3),
+            "waited": round(self.waited, 3),
             "attempts": [a.to_dict() for a in self.attempts],
         }
 
@@ -116,6 +125,7 @@ class StepRecord:
             "failures": self.failures,
             "losses": self.losses,
             "not_before": self.not_before,
+            "waited": self.waited,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -125,6 +135,7 @@ class StepRecord:
         self.failures = state["failures"]
         self.losses = state["losses"]
         self.not_before = state["not_before"]
+        self.waited = state.get("waited", 0.0)
 
 
 def utc_minute(seconds: float | None) -> str | None:

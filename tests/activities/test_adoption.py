@@ -10,6 +10,8 @@ import pytest
 from activities.adoption import (
     SWEPT,
     Earlier,
+    note_outcome,
+    noted_outcome,
     own_end,
     process_key,
     take_over,
@@ -17,8 +19,9 @@ from activities.adoption import (
 )
 from activities.places import RunPlace
 from activities.supervise import ProcessExit, ProcessSpec, Supervisor
-from perdure.messages import StepOutcome, StepTask
-from tests.activities.steps_kit import RUN, appears
+from perdure.messages import StepFailure, StepOutcome, StepTask
+from tests.activities.steps_kit import RUN
+from tests.waiting import written
 
 
 class Lost:
@@ -50,7 +53,7 @@ class Lost:
 
     async def begun(self, number: int = 1) -> asyncio.Task[ProcessExit]:
         process = self.start(f"echo > begun.{number}; sleep 600; exit 0", number)
-        await appears(self.step_dir / f"begun.{number}")
+        await written(self.step_dir / f"begun.{number}")
         return process
 
 
@@ -115,3 +118,55 @@ async def test_a_file_of_the_steps_own_in_the_notes_place_is_no_note(
     await lost.start("exit 0")
     (lost.step_dir / SWEPT).write_text(content)
     assert lost.earlier.home() == lost.step_dir
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> RunPlace:
+    return RunPlace(tmp_path / "not-there-yet")
+
+
+def test_an_outcome_without_a_directory_is_found_by_its_attempt(place: RunPlace) -> None:
+    failed = StepOutcome("failed", [{"op": "unset", "path": ["a\nb"]}], failure=StepFailure("ü"))
+    note_outcome(place, "a.1", failed)
+    note_outcome(place, "a.10", StepOutcome("cancelled"))
+    assert noted_outcome(place, "a.1") == failed
+    assert noted_outcome(place, "a.10") == StepOutcome("cancelled")
+    assert noted_outcome(place, "a.2") is None
+    assert not place.steps.exists()
+
+
+async def test_the_next_attempt_adopts_an_outcome_without_a_directory(place: RunPlace) -> None:
+    note_outcome(place, "a.1", StepOutcome("succeeded", host="h"))
+    note_outcome(place, "a.2", StepOutcome("cancelled"))
+    task = StepTask(RUN, {"id": "a"}, 0, 1, attempt=3, epoch=0, version=0, lost_attempts=[1, 2])
+    found = await Earlier(place, task).outcome()
+    assert found == StepOutcome("succeeded", host="h", adopted=True)
+
+
+def test_an_outcome_that_was_cut_short_is_none_and_spoils_no_other(place: RunPlace) -> None:
+    note_outcome(place, "a.1", StepOutcome("succeeded"))
+    whole = place.outcomes.read_bytes()
+    for length in range(len(whole) - 2):
+        place.outcomes.write_bytes(whole[:length])
+        assert noted_outcome(place, "a.1") is None
+        note_outcome(place, "b.1", StepOutcome("failed"))
+        assert noted_outcome(place, "b.1") == StepOutcome("failed")
+        assert noted_outcome(place, "a.1") is None
+
+
+def test_a_link_in_the_place_of_the_outcomes_is_not_followed(place: RunPlace) -> None:
+    place.root.mkdir()
+    elsewhere = place.root.with_name("elsewhere")
+    elsewhere.write_text("precious")
+    place.outcomes.symlink_to(elsewhere)
+    with pytest.raises(OSError, match=r"outcomes\.jsonl"):
+        note_outcome(place, "a.1", StepOutcome("succeeded"))
+    assert noted_outcome(place, "a.1") is None
+    assert elsewhere.read_text() == "precious"
+
+
+async def test_parallel_steps_leave_whole_outcomes(place: RunPlace) -> None:
+    long = StepOutcome("failed", failure=StepFailure("x" * 100_000))
+    names = [f"s{number}.1" for number in range(30)]
+    await asyncio.gather(*(asyncio.to_thread(note_outcome, place, name, long) for name in names))
+    assert all(noted_outcome(place, name) == long for name in names)
