@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from perdure.dtap_layout import CONFIG_FILE, DtapTask, legal_id, task_in
+from perdure.lists import ListOptions
 from perdure.reading import Source, Unreadable, read_json, read_text, read_yaml
+from perdure.task_store import (
+    TaskStore,
+    TaskStoreError,
+    UnknownStoredTask,
+    is_stored_name,
+    parse_stored_name,
+)
 
 TASK_FILES = ("task.yaml", "task.yml", "task.json")
 """A directory that holds one of them is a task."""
 
-_DTAP_FILE = "config.yaml"
 _SUFFIXES = (".yaml", ".yml", ".json")
 _LIST_SUFFIX = ".jsonl"
-_NO_TASKS = frozenset(
-    {
-        *("env.yaml", "env.yml", "mcp.yaml", "mcp.yml"),
-        *("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"),
-    }
-)
+CONFIGURATION_NAMES = frozenset({"env.yaml", "env.yml", "mcp.yaml", "mcp.yml"})
+"""What a tree may hold beside tasks, and only `validate` looks at."""
+
+_NO_TASKS = frozenset({"docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"})
 """What a tree may hold beside tasks; passed over there, read when it is named itself."""
 
 
@@ -31,52 +37,98 @@ class Found:
     file: Path
     """The file that holds it, for errors."""
     source: Source | None
-    """The document; None: `problem` says why there is none."""
+    """The document; None: `problem` says why there is none, or `dtap` what to make it of."""
     default_id: str | None = None
     """The id of a task whose document has none."""
     origin: str = ""
     """`file`, or `list.jsonl:3` for a document that stands in a list."""
     problem: Unreadable | None = None
+    passed_over: bool = False
+    """True: the problem is a warning, and the document is left out."""
+    dtap: DtapTask | None = None
+    """A directory in the DTap layout, of which the document is to be made."""
+    in_tree: bool = False
+    """True: nobody named the file; it was found below a folder."""
 
 
-def find(paths: Sequence[str | Path]) -> Iterator[Found]:
-    """Read every document behind the paths, in their order; trees in sorted order."""
+def find(
+    paths: Sequence[str | Path],
+    lists: ListOptions | None = None,
+    *,
+    store: TaskStore | None = None,
+) -> Iterator[Found]:
+    """Read every document behind the paths, in their order; trees in sorted order.
+
+    `store` is where `store:ID@VERSION` is looked up; None: that of the environment's settings.
+    Raises TaskStoreError if it cannot be used.
+    """
     for path in paths:
-        yield from _find(Path(path))
+        if is_stored_name(path):
+            yield _find_stored(str(path), store or _default_store())
+        else:
+            yield from find_behind(Path(path), lists or ListOptions())
 
 
-def _find(path: Path, *, in_list: bool = False) -> Iterator[Found]:
+def _find_stored(name: str, store: TaskStore) -> Found:
+    """A task of the store, under the name of the version that it has now."""
+    try:
+        id, version = parse_stored_name(name)
+    except TaskStoreError as error:
+        return refused(Path(name), str(error), "")
+    try:
+        stored = store.get(id, version)
+    except UnknownStoredTask as error:
+        return refused(Path(name), error.what, error.remedy)
+    return Found(Path(stored.name), Source(stored.document), origin=stored.name)
+
+
+def _default_store() -> TaskStore:
+    from perdure.config import Settings  # here: it loads Temporal's SDK, for names like these only
+
+    return TaskStore(Settings.from_env().state.tasks)
+
+
+def find_behind(path: Path, lists: ListOptions, *, in_list: bool = False) -> Iterator[Found]:
+    """Read every document behind one path, which a list may have named."""
     # os.path answers no where Path would raise: names too long, folders that may not be entered.
     if os.path.isdir(path):
-        yield from _find_in_directory(path)
+        yield from _find_in_directory(path, lists)
     elif path.suffix.lower() == _LIST_SUFFIX:
         if in_list:
-            yield _refused(path, "a list cannot name another list", "name its tasks")
+            yield refused(path, "a list cannot name another list", "name its tasks")
         else:
-            yield from _find_in_list(path)
+            yield from _find_in_list(path, lists)
     else:
         yield _read(path, path.stem)
 
 
-def _find_in_directory(root: Path) -> Iterator[Found]:
+def _find_in_list(path: Path, lists: ListOptions) -> Iterator[Found]:
+    from perdure.list_lines import find_in_list  # its lines name paths, which are found here
+
+    return find_in_list(path, lists)
+
+
+def _find_in_directory(root: Path, lists: ListOptions) -> Iterator[Found]:
     """A directory that is a task, or a tree of tasks."""
-    if (task := _task_directory(root, _own_name(root))) is not None:
+    if (task := _task_directory(root, None, lists)) is not None:
         yield task
         return
     found = False
     for path in _walk(root):
+        if path.name in CONFIGURATION_NAMES and not lists.validating:
+            continue
         name = ".".join(path.relative_to(root).parts)
         found = True
         if os.path.isdir(path):
-            yield _task_directory(path, name) or _refused(
+            yield _task_directory(path, name, lists) or refused(
                 path, "the directory cannot be read", "check its permissions"
             )
         elif path.suffix.lower() == _LIST_SUFFIX:
-            yield from _find_in_list(path)
+            yield from _find_in_list(path, lists)
         else:
-            yield _read(path, name.removesuffix(path.suffix))
+            yield replace(_read(path, name.removesuffix(path.suffix)), in_tree=True)
     if not found:
-        yield _refused(
+        yield refused(
             root,
             "the directory holds no task documents",
             f"put a {TASK_FILES[0]} into it, or name files ending in {', '.join(_SUFFIXES)}",
@@ -110,68 +162,23 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _holds_a_task(files: Sequence[str]) -> bool:
-    return _DTAP_FILE in files or any(name in files for name in TASK_FILES)
+    return CONFIG_FILE in files or any(name in files for name in TASK_FILES)
 
 
-def _task_directory(directory: Path, name: str) -> Found | None:
-    """The task of a directory that holds one."""
+def _task_directory(directory: Path, name: str | None, lists: ListOptions) -> Found | None:
+    """The task of a directory that holds one; `name` is its path below the tree it is found in."""
     files = [directory / name for name in TASK_FILES if os.path.exists(directory / name)]
     if len(files) > 1:
         names = " and ".join(file.name for file in files)
-        return _refused(directory, f"the directory holds {names}", "keep one of them")
+        return refused(directory, f"the directory holds {names}", "keep one of them")
     if files:
-        return _read(files[0], name)
-    if os.path.exists(directory / _DTAP_FILE):
-        return _refused(
-            directory / _DTAP_FILE,
-            "this is a task in the DTap layout, which this version of perdure does not read",
-            f"describe the task in a {TASK_FILES[0]}",
-        )
+        return _read(files[0], name or _own_name(directory))
+    file = directory / CONFIG_FILE
+    if os.path.exists(file):
+        task = task_in(directory, lists)
+        id = legal_id(name) if name else task.default_id
+        return Found(file, None, id, origin=str(file), dtap=task)
     return None
-
-
-def _find_in_list(path: Path) -> Iterator[Found]:
-    """A `.jsonl` file: on each line a task's path or document, blank lines aside."""
-    try:
-        lines = read_text(path).split("\n")
-    except Unreadable as error:
-        yield Found(path, None, problem=error)
-        return
-    if not any(line.strip() for line in lines):
-        yield _refused(path, "the list is empty", "write a path or a document on each line")
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield from _find_in_line(path, line, number)
-
-
-def _find_in_line(path: Path, line: str, number: int) -> Iterator[Found]:
-    try:
-        source = read_json(line, number)
-    except Unreadable as error:
-        yield Found(path, None, problem=error)
-        return
-    value = source.value
-    if isinstance(value, str):
-        for found in _find(path.parent / value, in_list=True):
-            # A path that leads nowhere is the list's mistake: name its line as well.
-            yield found if found.source else _named_by(found, path, number)
-    elif isinstance(value, dict) and "steps" not in value and {"domain", "task_id"} & set(value):
-        yield _refused(
-            path,
-            "this is a DTap line, which this version of perdure does not read",
-            "write a task's path or document",
-            number,
-        )
-    else:
-        yield Found(path, source, origin=f"{path}:{number}")
-
-
-def _named_by(found: Found, path: Path, number: int) -> Found:
-    assert found.problem is not None
-    finding = found.problem.finding
-    if finding.line is not None:
-        return found
-    return _refused(path, f"{found.file}: {finding.message}", finding.remedy, number)
 
 
 def _read(path: Path, default_id: str) -> Found:
@@ -190,5 +197,6 @@ def _read(path: Path, default_id: str) -> Found:
         return Found(path, None, default_id, problem=error)
 
 
-def _refused(path: Path, message: str, remedy: str, line: int | None = None) -> Found:
+def refused(path: Path, message: str, remedy: str, line: int | None = None) -> Found:
+    """What stands for a document that cannot be read."""
     return Found(path, None, problem=Unreadable(line, message, remedy))

@@ -8,89 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.core.fields import meant
 from perdure.core.json_values import check_json
-from perdure.core.problems import TOO_MANY, Place, Problem, TooManyProblems, one_line, shown, spell
+from perdure.core.problems import TOO_MANY, Place, Problem, TooManyProblems, listed, shown
 from perdure.core.seeds import SeedTooLarge, fill
-from perdure.core.step_types import NOT_YET_RUN
 from perdure.core.task import InvalidTask, Task, parse_task
-from perdure.document_paths import Found, find
-from perdure.errors import PerdureError
+from perdure.document_paths import CONFIGURATION_NAMES, Found, find
+from perdure.document_problems import DocumentProblem, InvalidDocuments, LineOf, placed
+from perdure.dtap import DtapProjects
+from perdure.dtap_layout import DtapTask
+from perdure.environment_files import Configuration, configuration
+from perdure.judged import without_judged
+from perdure.lists import ListOptions, SkippedTask
+from perdure.loaded_tasks import Documents, LoadedTask, unsupported
 from perdure.messages import Json
-from perdure.reading import Source, Unreadable, read_text
+from perdure.reading import Source
+from perdure.scripts import embed_script, keep_script
+from perdure.selection import with_fields, with_ids
+from perdure.task_store import TaskStore, is_stored_name
 
-MAX_SCRIPT_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class DocumentProblem:
-    """One thing that is wrong with a document, and where."""
-
-    file: str
-    line: int | None
-    step: str | None
-    """The step's id, or `#` and its position if it has none."""
-    key: str | None
-    """The path of the key, below the step if there is one: `retry.max_attempts`."""
-    message: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        """All of it on one line of printable characters."""
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        parts = [where]
-        if self.step is not None:
-            parts.append(f"step {shown(self.step)}")
-        if self.key:
-            parts.append(self.key)
-        text = ": ".join([*parts, self.message]) + (f"; {self.remedy}" if self.remedy else "")
-        return one_line(text)
-
-
-class InvalidDocuments(PerdureError):
-    """Documents are refused; `problems` holds everything that is wrong with them."""
-
-    def __init__(self, problems: Sequence[DocumentProblem]) -> None:
-        self.problems = list(problems)
-        super().__init__("\n".join(map(str, problems)))
-
-
-@dataclass(frozen=True)
-class LoadedTask:
-    """A task that can be run, and where it comes from."""
-
-    task: Task
-    source: str
-    """Its file, or `list.jsonl:3` for the third line of a list."""
-    digest: str
-    """SHA-256, in hex, of the final document, embedded scripts and seeds included."""
-    seed: dict[str, Json]
-    """The seeds that were filled in: the document's own, and over them those given."""
-    line_of: Callable[[Sequence[str | int]], int | None] = field(
-        default=lambda path: None, repr=False, compare=False
-    )
-    """The line of the file on which the value at a path of the document stands."""
-
-
-@dataclass(frozen=True)
-class Documents:
-    """What was loaded: run the tasks only if there are no problems."""
-
-    tasks: list[LoadedTask] = field(default_factory=list)
-    """In the order of the paths, trees in sorted order; those without problems."""
-    problems: list[DocumentProblem] = field(default_factory=list)
-    warnings: list[DocumentProblem] = field(default_factory=list)
-
-    def checked(self) -> list[LoadedTask]:
-        """The tasks. Raises InvalidDocuments if there is any problem."""
-        if self.problems:
-            raise InvalidDocuments(self.problems)
-        return self.tasks
+__all__ = [
+    "DocumentProblem",
+    "Documents",
+    "InvalidDocuments",
+    "ListOptions",
+    "LoadedTask",
+    "SkippedTask",
+    "load",
+    "load_document",
+    "unsupported",
+]
 
 
 def load(
@@ -99,19 +50,23 @@ def load(
     seed: Mapping[str, Json] | None = None,
     custom_types: Mapping[str, frozenset[str]] | None = None,
     only: Iterable[str] = (),
+    lists: ListOptions | None = None,
+    store: TaskStore | None = None,
 ) -> Documents:
     """Load every task behind the paths, and find everything that is wrong with them.
 
-    A path is a YAML or JSON file, a `.jsonl` list, a task's directory, or a tree of these. `seed`
+    A path is a YAML or JSON file, a `.jsonl` list, a task's directory, a tree of these, or
+    `store:ID@VERSION`; `store` is the task store, by default the environment's. `seed`
     goes over each document's own; `custom_types` is `perdure.steps.custom_types()`; `only` keeps
-    the tasks with these ids, though problems of the others still count.
+    the tasks with these ids, though problems of the others still count; `lists` says the rest.
     """
-    loading = _Loading(dict(seed or {}), custom_types or {})
+    lists = lists or ListOptions()
+    loading = _Loading(dict(seed or {}), custom_types or {}, lists)
     if not paths:
         loading.report("perdure", "no task documents are named", "name files or directories")
-    for found in find(paths):
+    for found in find(paths, lists, store=store):
         loading.take(found)
-    loading.keep_only(list(dict.fromkeys(only)))
+    loading.pick(list(dict.fromkeys(only)))
     return loading.documents
 
 
@@ -129,74 +84,25 @@ def load_document(
     The document is not changed. `base` is the folder that a python step's `file` is relative to;
     `source` stands for the file's name in errors.
     """
-    loading = _Loading(dict(seed or {}), custom_types or {})
-    loading.check(document, default_id, source, source, Path(base), lambda path: None)
+    loading = _Loading(dict(seed or {}), custom_types or {}, ListOptions())
+    loading.check(document, default_id, source, source, Path(base), _no_line)
     return loading.documents
-
-
-def unsupported(loaded: LoadedTask) -> list[DocumentProblem]:
-    """What the task's document may say but this version cannot run; `validate` lets it pass."""
-    task, problems = loaded.task, []
-    remedy = "remove it, or only validate the document"
-    document = task.to_dict()
-
-    def report(path: tuple[str | int, ...], what: str) -> None:
-        message = f"this version of perdure cannot run {what}"
-        problems.append(_locate(Problem(path, message, remedy), loaded, document))
-
-    for key in sorted(NOT_YET_RUN.task_keys & document.keys()):
-        report((key,), f"tasks with {key}")
-    for position, step in enumerate(document["steps"]):
-        if step["type"] in NOT_YET_RUN.types:
-            report(("steps", position, "type"), f"steps of type {step['type']}")
-        not_run = NOT_YET_RUN.step_keys | NOT_YET_RUN.type_keys.get(step["type"], frozenset())
-        for key in sorted(not_run & step.keys()):
-            report(("steps", position, key), f"{step['type']} steps with {key}")
-    return problems
-
-
-def _locate(problem: Problem, loaded: LoadedTask, document: Any) -> DocumentProblem:
-    file = loaded.source.rpartition(":")[0] if _is_list_line(loaded.source) else loaded.source
-    return _placed(problem, file, loaded.line_of, document)
-
-
-def _is_list_line(source: str) -> bool:
-    file, _, line = source.rpartition(":")
-    return file.lower().endswith(".jsonl") and line.isdigit()
-
-
-def _placed(
-    problem: Problem,
-    file: str,
-    line_of: Callable[[Sequence[str | int]], int | None],
-    document: Any,
-) -> DocumentProblem:
-    """A problem of a document, as one of its file."""
-    path, step = problem.path, None
-    match path:
-        case ("steps", int(position), *rest):
-            path = tuple(rest)
-            step = _step_name(document, position)
-    return DocumentProblem(
-        file, line_of(problem.path), step, spell(path) or None, problem.message, problem.remedy
-    )
-
-
-def _step_name(document: Any, position: int) -> str:
-    try:
-        id = document["steps"][position]["id"]
-    except (KeyError, IndexError, TypeError):
-        id = None
-    return id if isinstance(id, str) and id else f"#{position}"
 
 
 class _Loading:
     """Documents on their way in."""
 
-    def __init__(self, seed: dict[str, Json], custom_types: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self,
+        seed: dict[str, Json],
+        custom_types: Mapping[str, frozenset[str]],
+        lists: ListOptions,
+    ) -> None:
         self.documents = Documents()
         self._seed = seed
         self._custom_types = custom_types
+        self._lists = lists
+        self._projects = DtapProjects(lists)
         self._files: set[Path] = set()
         self._ids: dict[str, str] = {}
         """Where each id was met, of refused documents too."""
@@ -213,16 +119,22 @@ class _Loading:
         file = str(found.file)
         if found.problem is not None:
             finding = found.problem.finding
-            self.report(file, finding.message, finding.remedy, finding.line)
+            where = self.documents.warnings if found.passed_over else self.documents.problems
+            told = (finding.message, finding.remedy)
+            where.append(DocumentProblem(file, finding.line, None, None, *told))
+            return
+        if (found.dtap or found.origin == file) and self._is_named_twice(found):
+            return
+        if found.dtap is not None:
+            self._take_dtap(found, found.dtap)
             return
         source = found.source
         assert source is not None
-        if found.origin == file:
-            real = found.file.resolve()
-            if real in self._files:
-                self.warn(file, "is named twice", "it is taken once")
-                return
-            self._files.add(real)
+        if found.origin == file and (known := configuration(found.file, source.value)):
+            self._take_configuration(known, found)
+            return
+        if found.in_tree and found.file.name in CONFIGURATION_NAMES:
+            return
         for finding in source.findings:
             self.report(file, finding.message, finding.remedy, finding.line)
         self.check(
@@ -231,9 +143,46 @@ class _Loading:
             file,
             found.origin,
             found.file.parent,
-            _line_finder(source),
+            _no_line if is_stored_name(file) else _line_finder(source),
             already_refused=bool(source.findings),
         )
+
+    def _is_named_twice(self, found: Found) -> bool:
+        real = found.file.resolve()
+        if real in self._files:
+            self.warn(found.origin, "is named twice", "it is taken once")
+            return True
+        self._files.add(real)
+        return False
+
+    def _take_configuration(self, known: Configuration, found: Found) -> None:
+        """A file that is no task: of a tree it is passed over, and `validate` checks it."""
+        if self._lists.validating:
+            known = known.checked()
+            self.documents.problems.extend(known.problems)
+            self.documents.warnings.extend(known.warnings)
+        elif not found.in_tree:
+            message = f"is no task: it has the shape of an {known.name}"
+            self.report(known.file, message, f"name it by {known.option}")
+        self.documents.configurations.append(known)
+
+    def _take_dtap(self, found: Found, task: DtapTask) -> None:
+        made = self._projects.make(task)
+        if made is None:
+            return
+        self.documents.problems.extend(made.problems)
+        self.documents.warnings.extend(made.warnings)
+        if not made.problems:
+            self.check(
+                made.document,
+                found.default_id,
+                str(found.file),
+                found.origin,
+                found.file.parent,
+                _no_line,
+                dtap=task,
+                files_digest=made.digest,
+            )
 
     def check(
         self,
@@ -242,20 +191,23 @@ class _Loading:
         file: str,
         origin: str,
         base: Path,
-        line_of: Callable[[Sequence[str | int]], int | None],
+        line_of: LineOf,
         *,
         already_refused: bool = False,
+        dtap: DtapTask | None = None,
+        files_digest: str = "",
     ) -> None:
         """Make a task of a document's value, or report what is wrong with it."""
-        document, seed = self._with_seed(value)
-        document, task, problems = self._parse(document, seed, default_id, base)
-        placed = [_placed(problem, file, line_of, document) for problem in problems]
-        self.documents.problems.extend(sorted(placed, key=lambda problem: problem.line or 0))
+        written, seed = self._with_seed(value)
+        document, task, problems = self._parse(written, seed, default_id, base)
+        found = [placed(problem, file, line_of, document) for problem in problems]
+        self.documents.problems.extend(sorted(found, key=lambda problem: problem.line or 0))
         id = task.id if task else _written_id(document, default_id)
         known = id is not None and not self._is_new(id, file, origin, line_of(("id",)))
         if task and not (problems or known or already_refused):
-            digest = _digest(task, seed)
-            self.documents.tasks.append(LoadedTask(task, origin, digest, seed, line_of))
+            digest = _digest(task, seed, files_digest)
+            loaded = LoadedTask(task, origin, digest, seed, line_of, written, dtap)
+            self.documents.tasks.append(loaded)
 
     def _parse(
         self, document: Any, seed: Mapping[str, Json], default_id: str | None, base: Path
@@ -300,7 +252,8 @@ class _Loading:
             final["steps"] = fill(document.get("steps"), {})
         if isinstance(final["steps"], list):
             for position, step in enumerate(final["steps"]):
-                _embed_script(step, base, at / "steps" / position)
+                keep_script(step, document["steps"][position])
+                embed_script(step, base, at / "steps" / position)
         return final
 
     def _is_new(self, id: str, file: str, origin: str, line: int | None) -> bool:
@@ -320,19 +273,53 @@ class _Loading:
             )
         return True
 
-    def keep_only(self, only: Sequence[str]) -> None:
-        """Drop the tasks that are not asked for; asking for one that is not there is a problem."""
-        if not only:
+    def pick(self, only: Sequence[str]) -> None:
+        """Keep the tasks that are asked for, and say what else there is to say of them all."""
+        documents, lists = self.documents, self._lists
+        documents.problems[:0] = self._projects.problems
+        documents.warnings[:0] = self._projects.warnings
+        tasks, problems = with_ids(documents.tasks, only, self._ids)
+        tasks, more = with_fields(tasks, lists)
+        problems += more
+        if lists.skip_existing:
+            judged = without_judged(tasks, lists, self._projects.commands, os.environ)
+            tasks, skipped, more = judged
+            documents.skipped.extend(skipped)
+            problems += more
+        documents.tasks[:] = tasks
+        documents.problems.extend(problems)
+        if not lists.validating:
+            self._warn_of_environments()
+            self._report_configurations_alone()
+
+    def _warn_of_environments(self) -> None:
+        """A DTap task is not refused for environments that nobody starts: it may find its own."""
+        needing = [task for task in self.documents.tasks if task.dtap and task.task.environments]
+        if not needing:
             return
-        for id in only:
-            if id not in self._ids:
-                remedy = meant(id, self._ids) if self._ids else ""
-                self.report("--only", f"there is no task {shown(id)}", remedy)
-        kept = [loaded for loaded in self.documents.tasks if loaded.task.id in set(only)]
-        self.documents.tasks[:] = kept
+        names = dict.fromkeys(name for task in needing for name in task.task.environments)
+        who = f"this task and {len(needing) - 1} more need" if needing[1:] else "this task needs"
+        self.warn(
+            needing[0].source,
+            f"{who} environments ({listed(names)}), which this version of perdure does not start",
+            "have them running, and hand on their ports by --pass-env",
+        )
+
+    def _report_configurations_alone(self) -> None:
+        documents = self.documents
+        if documents.configurations and not (
+            documents.tasks or documents.problems or documents.skipped
+        ):
+            known = documents.configurations[0]
+            message = f"is an {known.name}, and beside it there is no task"
+            self.report(known.file, message, "name files or folders with tasks")
 
 
-def _line_finder(source: Source) -> Callable[[Sequence[str | int]], int | None]:
+def _no_line(path: Sequence[str | int]) -> None:
+    return None
+
+
+def _line_finder(source: Source) -> LineOf:
     def line_of(path: Sequence[str | int]) -> int:
         if isinstance(source.value, list) and path[:1] == ("steps",):
             path = path[1:]  # a bare list stands for a task's steps
@@ -346,29 +333,10 @@ def _written_id(document: Any, default_id: str | None) -> str | None:
     return id if isinstance(id, str) else None
 
 
-def _embed_script(step: Any, base: Path, at: Place) -> None:
-    """Put a script's text in the place of its `file`, in the step and in its compensation."""
-    if not isinstance(step, dict):
-        return
-    _embed_script(step.get("compensate"), base, at / "compensate")
-    file = step.get("file")
-    if step.get("type") not in ("python", "background") or "code" in step:
-        return
-    if not isinstance(file, str) or not file:
-        return  # the check of the step says what is wrong
-    try:
-        code = read_text(base / file, MAX_SCRIPT_BYTES)
-    except Unreadable as error:
-        finding = error.finding
-        line = f" on line {finding.line}" if finding.line else ""
-        (at / "file").refuse(f"{shown(file)} {finding.message}{line}", finding.remedy)
-        return
-    del step["file"]
-    step |= {"code": code, "file_name": file}
-
-
-def _digest(task: Task, seed: Mapping[str, Json]) -> str:
-    canonical = json.dumps(
-        {"task": task.to_dict(), "seed": seed}, sort_keys=True, separators=(",", ":")
-    )
+def _digest(task: Task, seed: Mapping[str, Json], files_digest: str) -> str:
+    """`files_digest`: of files that the task's process reads itself; empty: none."""
+    whole: dict[str, Json] = {"task": task.to_dict(), "seed": seed}
+    if files_digest:
+        whole["files"] = files_digest
+    canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

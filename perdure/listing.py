@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
 
 from temporalio.client import (
     Client,
@@ -17,7 +18,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from perdure.errors import PerdureError
-from perdure.names import SUITE_WORKFLOW, TASK_WORKFLOW
+from perdure.messages import FailureKind, TrialSummary
+from perdure.names import BAD_INPUT, SUITE_WORKFLOW, TASK_WORKFLOW, suite_workflow_id
+from perdure.outcome import count_by_kind
+from perdure.payloads import adapter
 from perdure.suite_history import suite_of
 
 ASKED_AT_ONCE = 20
@@ -52,6 +56,24 @@ class SuiteEntry:
     succeeded: int | None
     failed: int | None
     cancelled: int | None
+    running: int | None = None
+    pending: int | None = None
+    """Trials that wait for their turn."""
+    not_run: int | None = None
+    """Trials that were not started before the suite was over."""
+    failed_by_kind: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, float] = field(default_factory=dict)
+    paused: bool = False
+    stopped: str | None = None
+    """Why nothing more was started, for people."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `perdure list --json` prints it."""
+        own = ("suite", "status", "paused", "stopped", "run_id", "started_at")
+        return {
+            **{key: getattr(self, key) for key in own},
+            "totals": {key: value for key, value in asdict(self).items() if key not in own},
+        }
 
 
 @dataclass(frozen=True)
@@ -71,8 +93,33 @@ class RunEntry:
     """Seconds since 1970."""
     duration: float | None
     """Seconds; None while it runs."""
-    failure: str | None
-    """Step and reason."""
+    failure_kind: FailureKind | None = None
+    """None: it has not failed."""
+    failure_step: str | None = None
+    failure_reason: str | None = None
+    note: str | None = None
+    """What went wrong beside the task, if its suite heard of it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `perdure list SUITE --json` prints it."""
+        trial = f"/{self.trial}" if self.trial > 1 else ""
+        failure = {
+            "kind": self.failure_kind,
+            "step": self.failure_step,
+            "reason": self.failure_reason or "",
+        }
+        return {
+            "run": f"{self.suite}/{self.task_id}{trial}",
+            "suite": self.suite,
+            "task": self.task_id,
+            "trial": self.trial,
+            "run_id": self.run_id,
+            "status": self.status,
+            "started_at": self.started_at,
+            "duration": self.duration,
+            "failure": failure if self.failure_kind else None,
+            "note": self.note,
+        }
 
 
 async def list_suites(client: Client) -> list[SuiteEntry]:
@@ -90,10 +137,15 @@ async def list_runs(client: Client, suite: str | None = None) -> list[RunEntry]:
     Raises PerdureError if the server does not answer.
     """
     query = f"WorkflowType = '{TASK_WORKFLOW}'"
+    heard: dict[str, TrialSummary] = {}
     if suite is not None:
         query += f" AND WorkflowId STARTS_WITH 'task/{suite}/'"
+        with contextlib.suppress(PerdureError):  # tasks started by themselves; a deleted suite
+            history = await suite_of(client, suite_workflow_id(suite))
+            heard = {trial.run_id: trial for trial in history.ended}
     found = [e async for e in _newest(client, query)]
-    return await _ask([e for e in found if e.id.count("/") == 3], lambda e: _run(client, e))
+    ours = [e for e in found if e.id.count("/") == 3]
+    return await _ask(ours, lambda e: _run(client, e, heard.get(_first_run(e))))
 
 
 async def _newest(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
@@ -132,18 +184,25 @@ async def _suite(client: Client, execution: WorkflowExecution) -> SuiteEntry:
         )  # fmt: skip
     totals = history.progress()
     if status == "succeeded" and totals.succeeded < totals.total:
-        status = "failed" if totals.failed else "cancelled"
+        status = "failed" if totals.failed or totals.stopped else "cancelled"
+    failed = [{"kind": t.failure_kind} for t in history.ended if t.status == "failed"]
     return SuiteEntry(
         name, status, history.run_id, history.started_at,
         totals.total, totals.succeeded, totals.failed, totals.cancelled,
+        running=len(totals.running), pending=totals.pending, not_run=totals.not_run,
+        failed_by_kind=count_by_kind(failed), usage=totals.usage,
+        paused=totals.paused, stopped=totals.stopped,
     )  # fmt: skip
 
 
-async def _run(client: Client, execution: WorkflowExecution) -> RunEntry:
+async def _run(
+    client: Client, execution: WorkflowExecution, heard: TrialSummary | None
+) -> RunEntry:
+    """`heard`: what its suite knows of its end."""
     _, suite, task_id, trial = execution.id.split("/")
     started = execution.start_time.timestamp()
     closed = execution.close_time.timestamp() if execution.close_time else None
-    return RunEntry(
+    entry = RunEntry(
         id=execution.id,
         suite=suite,
         task_id=task_id,
@@ -152,22 +211,42 @@ async def _run(client: Client, execution: WorkflowExecution) -> RunEntry:
         status=_STATUS[execution.status or WorkflowExecutionStatus.RUNNING],
         started_at=started,
         duration=None if closed is None else round(closed - started, 3),
-        failure=await _failure(client, execution),
+    )
+    if heard is None and execution.status is WorkflowExecutionStatus.FAILED:
+        heard = await _failure(client, execution, entry)
+    if heard is None:
+        return entry
+    failed = heard.status == "failed"
+    return replace(
+        entry,
+        failure_kind=(heard.failure_kind or "infrastructure") if failed else None,
+        failure_step=heard.failure_step if failed else None,
+        failure_reason=heard.failure_reason if failed else None,
+        note=heard.note,
     )
 
 
-async def _failure(client: Client, execution: WorkflowExecution) -> str | None:
-    if execution.status is not WorkflowExecutionStatus.FAILED:
-        return None
+async def _failure(
+    client: Client, execution: WorkflowExecution, entry: RunEntry
+) -> TrialSummary | None:
+    """What a failed run told itself; None if it was deleted just now."""
     handle = client.get_workflow_handle(execution.id, run_id=execution.run_id)
     try:
         await handle.result(follow_runs=False)
     except WorkflowFailureError as error:
-        return (
-            error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
-        )
+        cause = error.cause
+        if isinstance(cause, ApplicationError) and cause.details:
+            told: TrialSummary = adapter(TrialSummary).validate_python(cause.details[0])
+            return told
+        message, refused = str(cause), False
+        if isinstance(cause, ApplicationError):
+            message, refused = cause.message, cause.type == BAD_INPUT
+        return TrialSummary(
+            entry.task_id, entry.trial, entry.run_id, "failed",
+            failure_kind="bad_input" if refused else "infrastructure", failure_reason=message,
+        )  # fmt: skip
     except RPCError:
-        pass  # deleted just now
+        pass
     return None
 
 

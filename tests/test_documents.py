@@ -129,7 +129,7 @@ def test_a_jsonl_list_names_paths_and_holds_documents(tmp_path: Path) -> None:
     [
         ('{"id": "x", "steps": [}', "this is not JSON"),
         ('{"steps": [{"id": "a", "type": "command", "command": "x"}]}', "has no id"),
-        ('{"domain": "crm", "type": "benign", "task_id": "1"}', "DTap line"),
+        ('{"domain": "crm", "type": "benign", "task_id": "1"}', "no folder above the list"),
         ('"nowhere.yaml"', "nowhere.yaml: cannot be read"),
         ('"list.jsonl"', "cannot name another list"),
         ("tasks/a.yaml", "this is not JSON"),
@@ -144,10 +144,11 @@ def test_a_bad_line_of_a_list_is_named(tmp_path: Path, line: str, said: str) -> 
     assert said in problem.message
 
 
-def test_a_dtap_directory_is_said_not_to_be_read(tmp_path: Path) -> None:
+def test_a_dtap_directory_without_a_task_command_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "tasks" / "one" / "config.yaml", "Task: {}")
     for path in (tmp_path / "tasks", tmp_path / "tasks" / "one"):
         assert "DTap" in the_problem(load([path])).message
+        assert "--task-command" in the_problem(load([path])).remedy
 
 
 @pytest.mark.parametrize(
@@ -410,7 +411,6 @@ steps:
         (2, None, "environments"),
         (4, "a", "type"),
         (5, "b", "environment"),
-        (9, "c", "limit"),
         (10, "c", "retry_config"),
     ]
     assert all("cannot run" in p.message for p in unsupported(loaded))

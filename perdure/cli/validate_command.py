@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from perdure.cli.console import emit, printable
+from perdure.cli.list_options import (
+    EnvConfigOption,
+    McpConfigOption,
+    RootOption,
+    TaskCommandOption,
+)
 from perdure.cli.options import PathsArgument, SeedOption, StepsOption, seeds
 
 if TYPE_CHECKING:
@@ -16,18 +22,34 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 
 
-def validate(paths: PathsArgument, steps: StepsOption = [], seed: SeedOption = []) -> None:  # noqa: B006
+def validate(
+    paths: PathsArgument,
+    steps: StepsOption = [],  # noqa: B006
+    seed: SeedOption = [],  # noqa: B006
+    env_config: EnvConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    root: RootOption = None,
+    task_command: TaskCommandOption = None,
+) -> None:
     """Check task documents and start nothing.
 
     Every problem of every document is a line: file, line, step, key, what is wrong, what to do.
     For each retry_config the steps are named that a rollback would undo. What this version cannot
-    run is a note. The exit status is 2 if there is any problem.
+    run is a note. An env.yaml or mcp.yaml among the paths is checked as what it is. The exit
+    status is 2 if there is any problem.
     """
-    from perdure.documents import load
+    from perdure.documents import ListOptions, load
     from perdure.steps import custom_types, load_step_modules
 
     load_step_modules(steps)
-    documents = load(paths, seed=seeds(seed), custom_types=custom_types())
+    lists = ListOptions(
+        env_config=env_config,
+        mcp_config=mcp_config,
+        root=root,
+        task_command=task_command,
+        validating=True,
+    )
+    documents = load(paths, seed=seeds(seed), custom_types=custom_types(), lists=lists)
     for line in report(documents):
         emit(line)
     if documents.problems:
@@ -41,10 +63,13 @@ def report(documents: Documents) -> list[str]:
 
     lines = [str(problem) for problem in documents.problems]
     lines += [f"warning: {warning}" for warning in documents.warnings]
+    lines += [printable(f"{known.file}: {known.holds}") for known in documents.configurations]
     for loaded in documents.tasks:
         lines += [f"note: {found}" for found in unsupported(loaded)]
         lines += [span_line(loaded, span) for span in spans(loaded.task)]
     valid = _count(len(documents.tasks), "valid task")
+    if documents.configurations and not documents.tasks:
+        valid = _count(len(documents.configurations), "configuration file")
     if documents.problems:
         return [*lines, f"{_count(len(documents.problems), 'problem')}; {valid} beside them"]
     return [*lines, valid]

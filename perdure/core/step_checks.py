@@ -89,7 +89,7 @@ def _retry_config(value: Any, at: Place) -> Any:
     return checked
 
 
-def _command(value: Any, at: Place) -> Any:
+def command(value: Any, at: Place) -> Any:
     """A list is an argv, a text is for the shell."""
     if not isinstance(value, list):
         return text(value, at) if isinstance(value, str) else list_of(word, what="words")(value, at)
@@ -102,7 +102,8 @@ def _keep_output(value: Any, at: Place) -> Any:
     return value if isinstance(value, bool) else whole(0, 1_000_000)(value, at)
 
 
-def _method(value: Any, at: Place) -> Any:
+def method(value: Any, at: Place) -> Any:
+    """An HTTP method, in upper case."""
     if isinstance(value, str) and re.fullmatch("[A-Za-z]{1,20}", value):
         return value.upper()
     at.refuse(f"{shown(value)} is not an HTTP method", "write GET, POST, PUT, PATCH or DELETE")
@@ -210,7 +211,7 @@ _COMMON_CHECKS: dict[str, Check] = {
 }
 
 _PROCESS_CHECKS: dict[str, Check] = {
-    "command": _command,
+    "command": command,
     "cwd": text,
     "stdin": any_text,
     "ok_exit_codes": list_of(whole(-255, 255), what="exit codes", empty=False),
@@ -233,7 +234,7 @@ OWN_CHECKS: dict[str, dict[str, Check]] = {
         "environment": identifier,
         "port": variable,
         "path": _url_path,
-        "method": _method,
+        "method": method,
         "headers": mapping_of(word_or_secret, check_key=_header_name),
         "json": anything,
         "body": any_text,
@@ -249,7 +250,7 @@ OWN_CHECKS: dict[str, dict[str, Check]] = {
     "exec": {
         "environment": identifier,
         "service": text,
-        "command": _command,
+        "command": command,
         "user": word,
         "workdir": text,
     },

@@ -1,4 +1,4 @@
-"""Reading a file's text: regular files of bounded size, in UTF-8."""
+"""Reading files: regular ones of bounded size, and their text in UTF-8."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 def read_text(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a file, a byte order mark of UTF-8 taken off.
 
+    Raises Unreadable as `read_bytes` does, and if it is not UTF-8, or holds a NUL.
+    """
+    return _decode(read_bytes(path, limit_bytes))
+
+
+def read_bytes(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """What a file holds.
+
     Raises Unreadable: it cannot be opened, is no regular file (nothing is read of a pipe or a
-    device), is larger than `limit_bytes`, is not UTF-8, or holds a NUL.
+    device), or is larger than `limit_bytes`.
     """
     try:
         # Not blocking: to open a pipe that nobody writes to would wait for ever.
@@ -39,7 +47,7 @@ def read_text(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> str:
             f"is larger than {limit_bytes // 1024**2} MiB",
             "put large data into files of their own",
         )
-    return _decode(content)
+    return content
 
 
 def _decode(content: bytes) -> str:

@@ -62,8 +62,11 @@ class _Scalars(SafeConstructor, Resolver):
             ) from None
 
 
-def read_yaml(text: str) -> Source:
-    """Read one YAML document. Raises Unreadable at the first place that cannot be read."""
+def read_yaml(text: str, *, later_wins: bool = False) -> Source:
+    """Read one YAML document; `later_wins`: of duplicate keys the last counts, not the first.
+
+    Raises Unreadable at the first place that cannot be read.
+    """
     if found := _UNPRINTABLE.search(text):
         raise Unreadable(
             text.count("\n", 0, found.start()) + 1,
@@ -72,7 +75,7 @@ def read_yaml(text: str) -> Source:
         )
     parser = _Parser(text)
     try:
-        return _build(parser)
+        return _build(parser, Builder(later_wins=later_wins))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         lines = text.split("\n")
@@ -95,9 +98,8 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
     return " ".join(filter(None, (error.context, error.problem)))
 
 
-def _build(parser: Any) -> Source:
+def _build(parser: Any, builder: Builder) -> Source:
     scalars = _Scalars()
-    builder = Builder()
     documents = 0
     while parser.check_event():
         event = parser.get_event()

@@ -50,7 +50,8 @@ class Source:
 
     value: Any
     findings: list[Finding] = field(default_factory=list)
-    """What is wrong with a text that could be read; of duplicate keys, the first counts."""
+    """What is wrong with a text that could be read: duplicate keys. Of them the first counts, or
+    the last, if the reader was told so."""
     first_line: int = 1
     lines: dict[int, _Lines] = field(default_factory=dict, repr=False)
     """By `id` of a list or mapping: the line of each entry. `value` keeps them alive."""
@@ -100,7 +101,9 @@ class _Open:
 class Builder:
     """Makes a `Source` of the values, keys and ends that a reader meets."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, later_wins: bool = False) -> None:
+        """`later_wins`: of duplicate keys the last counts; otherwise the first."""
+        self._later_wins = later_wins
         self._open: list[_Open] = []
         self._anchors: dict[str, Anchored] = {}
         self._pending_anchors: set[str] = set()
@@ -177,13 +180,15 @@ class Builder:
         assert isinstance(top.lines, dict)
         top.has_key, top.key, top.merging = True, key, merge
         first = top.merge_line if merge else top.lines.get(key)
-        top.skip = first is not None
+        top.skip = first is not None and (merge or not self._later_wins)
         if merge and first is None:
             top.merge_line = line
-        elif first is None:
+        elif not top.skip:
             top.lines[key] = line
-        else:
+        if first is not None:
             remedy = "list them: <<: [*a, *b]" if merge else "remove or rename one of them"
+            if not top.skip:
+                remedy = f"the later one counts; {remedy}"
             message = f"the key {shown(key)} is there twice: on line {first} and on line {line}"
             self._findings.append(Finding(line, message, remedy))
             if len(self._findings) >= MAX_PROBLEMS:

@@ -8,6 +8,7 @@ import pytest
 
 from perdure.cli import status_of
 from tests.cli.support import CommandLine
+from tests.dtap_kit import Project, benign
 
 GOOD = """\
 steps:
@@ -179,3 +180,47 @@ def test_results_that_cannot_be_written_are_refused_before_anything_is_started(
     assert "results cannot be written there" in told
     assert "name another" in told
     assert not (folder / "state").exists()
+
+
+def test_configuration_among_the_paths_is_checked_as_what_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "env.yaml").write_text("environments:\n  shop: {max_instances: 2}\n  shop: {}\n")
+    (folder / "mcp.yaml").write_text("servers: [{name: a, environment: shop}]\n")
+
+    assert status_of(["validate", str(folder)]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"warning: {folder}/env.yaml:3: the key 'shop' is there twice")
+    assert lines[1:] == [
+        f"{folder}/env.yaml: 1 environment",
+        f"{folder}/mcp.yaml: 1 server with environments",
+        "1 valid task",
+    ]
+
+
+def test_a_broken_env_yaml_is_a_problem_with_its_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "env.yaml"
+    file.write_text("environments:\n  shop:\n    health_timeout: soon\n")
+    for words in ([str(file)], [str(folder / "good.yaml"), "--env-config", str(file)]):
+        assert status_of(["validate", *words]) == 2
+        out = capsys.readouterr().out
+        assert out.startswith(f"{file}:3: environments.shop.health_timeout: 'soon' is not a length")
+
+
+def test_a_project_is_validated_without_a_task_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Project(tmp_path / "project")
+    project.task("crm/benign/1")
+    project.list(benign("1"), benign("../1"))
+    root = str(project.root)
+
+    assert status_of(["validate", f"{root}/dataset", f"{root}/benchmark", "--root", root]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "1 valid task"
+    assert any("list.jsonl:2: the line leads to no task" in line for line in lines)
+    assert any("env.yaml:444: the key 'customer_service' is there twice" in line for line in lines)
