@@ -93,6 +93,11 @@ class StateDir:
         return self.path / "runs"
 
     @property
+    def tasks(self) -> Path:
+        """The task store's SQLite file."""
+        return self.path / "tasks.sqlite"
+
+    @property
     def downloads(self) -> Path:
         """A server binary that the SDK fetched."""
         return self.path / "bin"
