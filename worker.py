@@ -20,18 +20,26 @@ import activities
 import workflows
 from activities.binding import Binding
 from activities.contexts import Contexts
+from activities.limits import Slots
+from activities.missing import MissingRecords
 from activities.results import Results
 from activities.secrets import WorkerEnvironment
 from activities.step import Steps
+from activities.suite_results import SuiteResults
 from activities.supervise import Supervisor
 from activities.threads import StepThreads
 from perdure.errors import PerdureError
-from perdure.names import control_queue, steps_queue
+from perdure.messages import LimitOptions
+from perdure.names import control_queue, shared_queue, steps_queue
 from perdure.sandbox import sandbox
+from perdure.server_id import server_id
+from workflows.limit import LimitWorkflow
 from workflows.suite import SuiteWorkflow
 from workflows.task import TaskWorkflow
 
 WORKFLOWS: Sequence[type] = (TaskWorkflow, SuiteWorkflow)
+SHARED_WORKFLOWS: Sequence[type] = (LimitWorkflow,)
+"""Those that serve all suites of a server."""
 
 BEAT_THROTTLE = timedelta(seconds=0.5)
 """The SDK's own throttle would make a cancel arrive after 4 to 7 s."""
@@ -52,6 +60,11 @@ class WorkerOptions:
     """Where results go when a suite does not say."""
     single_host: bool = True
     """False: tasks that were bound to this host find their steps on a queue of its own."""
+    shared_queue: str | None = None
+    """Where work for all suites of the server is done; None: the `shared_queue` of `queue`. All
+    workers of a server must name the same."""
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    """How the named limits are kept that tasks of this worker are the first to need."""
     environment: WorkerEnvironment = field(default_factory=WorkerEnvironment)
     step_slots: int = 200
     """Steps at once."""
@@ -92,6 +105,9 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
         steps = Steps(client, options.host, options.runs, options.environment, supervisor,
                       threads, contexts)  # fmt: skip
         results = Results(client, options.runs, options.results, contexts)
+        suites = SuiteResults(options.results, await server_id(client))
+        shared = options.shared_queue or shared_queue(options.queue)
+        slots = Slots(client, shared, options.limits)
         common: dict[str, Any] = {
             "max_heartbeat_throttle_interval": BEAT_THROTTLE,
             "default_heartbeat_throttle_interval": BEAT_THROTTLE,
@@ -105,7 +121,8 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 activities=[
                     steps.run_step,
                     results.finish_task,
-                    results.write_suite,
+                    suites.write_suite,
+                    MissingRecords(client, results).write_missing,
                     Binding(options.host).bind_host,
                 ],
                 workflow_runner=sandbox(),
@@ -116,7 +133,25 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
             Worker(
                 client,
                 task_queue=control_queue(options.queue),
-                activities=[results.probe_trials],
+                activities=[
+                    results.probe_trials,
+                    slots.ask_slot,
+                    slots.release_slot,
+                    slots.remind_limits,
+                ],
+                **common,
+            ),
+            Worker(
+                client,
+                task_queue=shared,
+                workflows=SHARED_WORKFLOWS,
+                activities=[slots.probe_holders],
+                workflow_runner=sandbox(),
+                sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+                # A process serves few limits, and many processes share this queue.
+                max_concurrent_workflow_task_polls=2,
+                max_concurrent_activity_task_polls=1,
+                max_concurrent_activities=4,
                 **common,
             ),
         ]

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, TimeoutError
 
 from perdure.core.run import Dispatch, TaskRun
 from perdure.messages import StepFailure, StepOutcome
-from perdure.names import WORKER_LOST, WORKER_SHUTDOWN
+from perdure.names import BAD_INPUT, WORKER_LOST, WORKER_SHUTDOWN
 
 _OUTCOME: TypeAdapter[StepOutcome] = TypeAdapter(StepOutcome)
 
@@ -54,7 +54,7 @@ def failed_outcome(error: ApplicationError) -> StepOutcome:
         failure=StepFailure(
             error.message,
             type=error.type or "InternalError",
-            kind="infrastructure",
+            kind="bad_input" if error.type == BAD_INPUT else "infrastructure",
             retryable=not error.non_retryable,
         ),
     )

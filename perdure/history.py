@@ -6,23 +6,28 @@ what the workflow's own queries give, without a worker: nothing runs because som
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from temporalio.api.common.v1 import Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from perdure.attempt_ends import take_error
-from perdure.core.run import BadRange, Dispatch, RunFailure, TaskRun
+from perdure.core.run import TASK_TIMEOUT, BadStart, Dispatch, RunFailure, TaskRun
 from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
-from perdure.messages import FailureKind, Json, RunRef, StepOutcome, TaskInput
-from perdure.names import BAD_INPUT, RUN_STEP
+from perdure.messages import FailureKind, Json, RunRef, SlotGrant, StepOutcome, TaskInput
+from perdure.names import ASK_SLOT, BAD_INPUT, RUN_STEP, SLOT_GRANTED, TIME_LIMIT_TIMER
 
 RunEvent = dict[str, Any]
 Context = dict[str, Json]
+
+_CANCEL = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED
+_SIGNAL = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED
 
 _ATTEMPT_ENDS = {
     EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED: "activity_task_completed_event_attributes",
@@ -75,6 +80,7 @@ class TaskHistory:
         self._run: TaskRun | None = None
         self._started_at = 0.0
         self._closed = False
+        self._suggested = False
         self._told = 0
         self._news: list[tuple[RunEvent, Context]] = []
         self._forget_run()
@@ -86,9 +92,10 @@ class TaskHistory:
         self._now = 0.0
         self._dispatched = False  # whether the newest workflow task's dispatches are taken
         self._ready: dict[str, Dispatch] = {}  # by activity id, until its event is met
+        self._asked = 0  # requests for slots whose events are not met yet
         self._attempts: dict[int, Dispatch] = {}  # by the id of its scheduled event
-        self._deadline: str | None = None
-        self._timers_met = 0
+        self._deadlines: dict[str, float | None] = {}  # the task's time limit, by timer
+        self._handing_over = False
 
     def record(self) -> dict[str, Any]:
         """The record as of the last event taken.
@@ -111,16 +118,18 @@ class TaskHistory:
             await self._take_start(event)
         elif kind == EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED:
             self._task_times = {event.event_id: event_time(event)}
+            self._suggested = event.workflow_task_started_event_attributes.suggest_continue_as_new
         elif kind == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
             started = event.workflow_task_completed_event_attributes.started_event_id
             await self._activate(started, self._task_times.get(started, event_time(event)))
         elif kind == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             self._take_dispatch(event)
         elif kind == EventType.EVENT_TYPE_TIMER_STARTED:
-            self._take_timer(event)
+            await self._take_timer(event)
         elif kind in _ATTEMPT_ENDS or kind in (
             EventType.EVENT_TYPE_TIMER_FIRED,
-            EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED,
+            _CANCEL,
+            _SIGNAL,
         ):
             self._waiting.append(event)
         else:
@@ -149,53 +158,83 @@ class TaskHistory:
         start = self._start
         if start is None or self._ref is None:
             raise HistoryError(f"{self._workflow_id} has no history")
-        options, task = start.options, Task.from_dict(start.task)
         try:
-            run = TaskRun(
-                task,
-                self._ref,
-                now=now,
-                seed=start.seed,
-                metadata=start.metadata,
-                agent_model=options.agent_model,
-                agent_artifact_id=options.agent_artifact_id,
-                start_step=options.start_step,
-                end_step=options.end_step,
-            )
-        except BadRange as error:
-            run = TaskRun(task, self._ref, now=now)
+            return TaskRun.of(start, self._ref, now)
+        except BadStart as error:
+            task = Task.from_dict(start.task)
+            limits = {step.limit: 1 for step in task.steps if step.limit}
+            run = TaskRun(task, self._ref, now=now, limits=limits)
             run.failure = RunFailure(None, str(error), BAD_INPUT, "bad_input")
-        if start.state:
-            run.restore(start.state["run"])
-        return run
+            return run
 
     async def _activate(self, started: int, now: float) -> None:
         """Do what the workflow did in the task that began with event `started`."""
         self._now, self._dispatched = now, False
+        is_first = self._run is None
         if self._run is None:
             self._run = self._new_run(now)
             self._tell()
         due = [event for event in self._waiting if event.event_id < started]
         self._waiting = self._waiting[len(due) :]
+        await self._take_signals(self._run, started, due)
+        is_cancelled = any(event.event_type == _CANCEL for event in due)
+        if is_first and is_cancelled and self._drives_at_once():
+            # A cancel that is there from the start finds the code at its first wait, not before.
+            self._take_ready(self._run)
         # Within one task of the SDK (1.35) a cancel and a timer reach the code before an outcome
         # does: an activity's result passes a shield, and so takes one more turn of the loop.
         for event in sorted(due, key=lambda event: event.event_type in _ATTEMPT_ENDS):
             if not self._closed:
                 await self._apply(self._run, event)
                 self._tell()
+        failure = self._run.failure
+        if self._run.cancelled is not None or (failure and failure.type == TASK_TIMEOUT):
+            # Begun with the signals and cancelled by what came with them: the server never knew.
+            for dispatch in self._ready.values():
+                self._run.finish(dispatch, StepOutcome(status="cancelled"), now)
+            self._ready.clear()
+            self._tell()
         if self._run.over and not self._closed:
             self._close(now)
 
+    def _drives_at_once(self) -> bool:
+        """Whether this run of the chain starts steps before it waits for anything."""
+        assert self._start is not None
+        is_bound = self._start.state is not None and self._start.state["host"]
+        return bool(is_bound or not self._start.options.multi_host)
+
+    async def _take_signals(self, run: TaskRun, started: int, events: list[HistoryEvent]) -> None:
+        """Take the grants of slots among the events.
+
+        The SDK (1.35) lets the code run once with the signals alone, before anything else that
+        came with them: so what they let begin began before that.
+        """
+        start = self._start
+        assert start is not None
+        limit = start.options.history_limit_events
+        is_long = self._suggested or (limit is not None and started >= limit)
+        is_granted = False
+        for event in events:
+            if event.event_type == _SIGNAL:
+                signal = event.workflow_execution_signaled_event_attributes
+                if signal.signal_name == SLOT_GRANTED and not self._closed:
+                    with contextlib.suppress(HistoryError):  # dropped by the SDK, too
+                        grant = await self._decoder.value(signal.input, SlotGrant)
+                        is_granted = run.grant(grant) or is_granted
+        self._handing_over = self._handing_over or is_long
+        if is_granted and not self._handing_over:
+            self._take_ready(run)
+
     async def _apply(self, run: TaskRun, event: HistoryEvent) -> None:
-        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED:
+        if event.event_type == _CANCEL:
             reason = event.workflow_execution_cancel_requested_event_attributes.cause
             run.cancel(reason or "cancelled", self._now)
         elif event.event_type == EventType.EVENT_TYPE_TIMER_FIRED:
-            limit = run.task.timeout_seconds
-            timer = event.timer_fired_event_attributes.timer_id
-            if timer == self._deadline and limit is not None and not run.over:
+            limit = run.timeout_seconds
+            deadline = self._deadlines.pop(event.timer_fired_event_attributes.timer_id, None)
+            if limit and deadline and deadline == run.deadline and not run.over:
                 run.time_out(limit, self._now)
-        else:
+        elif event.event_type in _ATTEMPT_ENDS:
             attributes = getattr(event, _ATTEMPT_ENDS[event.event_type])
             dispatch = self._attempts.pop(attributes.scheduled_event_id, None)
             if dispatch is not None:
@@ -213,16 +252,18 @@ class TaskHistory:
             take_error(run, dispatch, await self._decoder.error(failure), self._now)
 
     def _take_dispatch(self, event: HistoryEvent) -> None:
-        """A step was started: so the workflow took what was ready, and this is one of it."""
+        """A step was started, or asked for its slot: so the workflow took what was ready."""
         attributes = event.activity_task_scheduled_event_attributes
-        if attributes.activity_type.name != RUN_STEP or self._run is None:
+        kind, run = attributes.activity_type.name, self._run
+        if run is None or kind not in (RUN_STEP, ASK_SLOT):
             return
-        if not self._dispatched:
+        is_known = attributes.activity_id in self._ready or (kind == ASK_SLOT and self._asked)
+        if not self._dispatched and not is_known:
             self._dispatched = True
-            for dispatch in self._run.take_ready(self._now):
-                name = f"{dispatch.step.id}#{dispatch.epoch}.{dispatch.attempt}"
-                self._ready[name] = dispatch
-            self._tell()
+            self._take_ready(run)
+        if kind == ASK_SLOT:
+            self._asked -= 1
+            return
         dispatched = self._ready.pop(attributes.activity_id, None)
         if dispatched is None:
             raise HistoryError(
@@ -231,12 +272,20 @@ class TaskHistory:
             )
         self._attempts[event.event_id] = dispatched
 
-    def _take_timer(self, event: HistoryEvent) -> None:
-        """The first timer of each run is the task's time limit, if it has one."""
-        self._timers_met += 1
-        limited = self._run is not None and self._run.task.timeout_seconds is not None
-        if limited and self._timers_met == 1:
-            self._deadline = event.timer_started_event_attributes.timer_id
+    def _take_ready(self, run: TaskRun) -> None:
+        for dispatch in run.take_ready(self._now):
+            name = f"{dispatch.step.id}#{dispatch.epoch}.{dispatch.attempt}"
+            self._ready[name] = dispatch
+        self._asked += len(run.take_asks())
+        self._tell()
+
+    async def _take_timer(self, event: HistoryEvent) -> None:
+        if self._run is None or not event.user_metadata.HasField("summary"):
+            return
+        summary = await self._decoder.value(Payloads(payloads=[event.user_metadata.summary]), str)
+        if summary == TIME_LIMIT_TIMER:
+            timer = event.timer_started_event_attributes.timer_id
+            self._deadlines[timer] = self._run.deadline
 
     # --- The end ----------------------------------------------------------------------------
 

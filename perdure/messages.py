@@ -92,6 +92,14 @@ class TaskOptions:
     """False: the server does not know ours, so none are sent."""
     history_limit_events: int | None = None
     """Continue as new at this many events; None: when the server suggests it."""
+    task_timeout_seconds: float | None = None
+    """No task runs longer, whatever its document says; waiting for a slot is not counted."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """How many slots of each named limit there may be in use, on the whole server, when a step of
+    this suite takes one."""
+    slot_reminder_seconds: float | None = None
+    """How often a task that waits for slots makes sure that its limits know; None: as
+    `workflows.options` has it."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,8 @@ class TrialSummary:
     usage: dict[str, float] = field(default_factory=dict)
     note: str | None = None
     """What went wrong beside the task, for example a record that could not be written."""
+    unwritten: bool = False
+    """True: its record is not among the files of results; the workflow's history has it."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +254,15 @@ class SuiteInput:
     """Of all tasks' digests, in order: equal means the documents did not change."""
     finished: list[TrialSummary] = field(default_factory=list)
     """Trials taken over from an earlier run of the suite; they do not run again."""
+    max_failures: int | None = None
+    """Start nothing more once so many trials have failed; None: whatever fails."""
+    max_cost: float | None = None
+    """Start nothing more once the trials' `usage.cost` sums up to it, taken-over ones included."""
+    retry_infrastructure: int = 0
+    """How often a trial runs again after a failure of the kind `infrastructure`."""
+    by_priority: bool = False
+    """Start tasks of higher `priority` first; False: in order of the list, as suites do that began
+    before there were priorities."""
     state: dict[str, Any] | None = None
     """Carried over a continue-as-new (`perdure.core.suite.Suite.state`)."""
 
@@ -257,6 +276,9 @@ class SuiteResult:
     succeeded: int
     failed: int
     cancelled: int
+    not_run: int = 0
+    """Trials that were not started: the suite was cancelled, or stopped at one of its limits."""
+    usage: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -284,6 +306,23 @@ class SuiteProgress:
     """Trials that ended since `offset`, in order of their end."""
     next_offset: int
     max_parallel: int = 0
+    paused: bool = False
+    stopped: str | None = None
+    """Why nothing more is started, for people: `3 failures (max_failures: 3)`; None: go on."""
+    usage: dict[str, float] = field(default_factory=dict)
+    """Summed over the trials' last ends."""
+    not_run: int = 0
+    """Once the suite is over: trials that were never started; then `pending` is 0."""
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """Answer to the suite's update `requeue`."""
+
+    told: str
+    """For people."""
+    trials: list[str]
+    """Workflow ids of those that run again: who reads the history cannot tell by the question."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +338,100 @@ class WriteSuite:
     started_at: float
     results_dir: str | None = None
     trials: list[TrialSummary] = field(default_factory=list)
+    """The last end of each trial that has ended."""
+    stopped: str | None = None
+
+
+@dataclass(frozen=True)
+class WriteMissing:
+    """Input of the activity `write_missing`: write again the records that could not be written.
+
+    Idempotent. Its result: the summaries of those that still cannot be, with the reason as note.
+    """
+
+    suite: str
+    trials: list[TrialSummary]
+    results_dir: str | None = None
+
+
+# --- Named limits -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """Ask a limit for one slot. Idempotent by `request_id`."""
+
+    limit: str
+    request_id: str
+    """`<first run id>:<step>#<epoch>.<attempt>`."""
+    slots: int
+    """The asker's number: it gets a slot while fewer than that are held by anybody."""
+    holder: str
+    """Workflow id of the task, which hears of the grant by the signal `slot_granted`."""
+    holder_run_id: str
+    """The first run id of the task's chain: a later run of the same id is another holder."""
+    priority: str = "medium"
+
+
+@dataclass(frozen=True)
+class SlotRelease:
+    """Give a slot back, or leave the queue. Idempotent; unknown ids change nothing."""
+
+    limit: str
+    request_id: str
+
+
+@dataclass(frozen=True)
+class SlotGrant:
+    """Argument of the signal `slot_granted`: the request holds a slot from now on."""
+
+    limit: str
+    request_id: str
+
+
+@dataclass(frozen=True)
+class RemindLimits:
+    """Input of the activity `remind_limits`: ask again what their limits do not know of."""
+
+    requests: list[SlotRequest]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One chain of runs of a task, which asks for slots and holds them."""
+
+    workflow_id: str
+    run_id: str
+    """The first run id of the chain."""
+
+
+@dataclass(frozen=True)
+class ProbeHolders:
+    """Input of the activity `probe_holders`: which of these chains are closed?"""
+
+    holders: list[Holder]
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """How a LimitWorkflow keeps house; None: as `workflows.options` has it."""
+
+    history_limit_events: int | None = None
+    """Continue as new at this many events; None: when the server suggests it."""
+    probe_seconds: float | None = None
+    """Between two looks whether the holders are still there."""
+    idle_seconds: float | None = None
+    """How long it stays when nobody holds a slot or waits."""
+
+
+@dataclass(frozen=True)
+class LimitInput:
+    """Start of a LimitWorkflow."""
+
+    limit: str
+    options: LimitOptions = field(default_factory=LimitOptions)
+    state: dict[str, Any] | None = None
+    """Carried over a continue-as-new."""
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,44 @@ from __future__ import annotations
 
 TASK_WORKFLOW = "TaskWorkflow"
 SUITE_WORKFLOW = "SuiteWorkflow"
+LIMIT_WORKFLOW = "LimitWorkflow"
 
 RUN_STEP = "run_step"
 BIND_HOST = "bind_host"
 FINISH_TASK = "finish_task"
 WRITE_SUITE = "write_suite"
+WRITE_MISSING = "write_missing"
 PROBE_TRIALS = "probe_trials"
+ASK_SLOT = "ask_slot"
+RELEASE_SLOT = "release_slot"
+REMIND_LIMITS = "remind_limits"
+PROBE_HOLDERS = "probe_holders"
+
+SLOT_GRANTED = "slot_granted"
+REQUEST_SLOT = "request_slot"
+SLOT_RELEASED = "slot_released"
+"""Signals: of a limit to the task that holds a slot, of the task to the limit."""
+
+TIME_LIMIT_TIMER = "time limit of the task"
+"""The summary by which a task's history tells this timer from others."""
+
+TRIAL_ENDED = "trial_ended"
+"""Signal: of a task to its suite."""
+
+# Updates of a suite: what people ask for while it runs. Each answers with a sentence for them.
+SET_MAX_PARALLEL = "set_max_parallel"
+PAUSE = "pause"
+RESUME = "resume"
+REQUEUE = "requeue"
+PRIORITISE = "prioritise"
 
 # Types of the failures by which activities and workflows tell each other what happened.
 WORKER_SHUTDOWN = "WorkerShutdown"
 WORKER_LOST = "WorkerLost"
 TASK_FAILED = "TaskFailed"
 BAD_INPUT = "BadInput"
+REFUSED = "Refused"
+"""Of an update that makes no sense as the suite is now; its message says why."""
 
 DEFAULT_QUEUE = "perdure"
 
@@ -34,6 +60,11 @@ def suite_workflow_id(suite: str) -> str:
     return f"suite/{suite}"
 
 
+def limit_workflow_id(limit: str) -> str:
+    """The workflow id of a named limit: one for all suites of a server."""
+    return f"limit/{limit}"
+
+
 def steps_queue(queue: str, host: str) -> str:
     """Where a task of `queue` that is bound to `host` sends its steps."""
     return f"{queue}/{host}/steps"  # no id holds a slash
@@ -42,3 +73,8 @@ def steps_queue(queue: str, host: str) -> str:
 def control_queue(queue: str) -> str:
     """Short activities that must not wait behind hours of steps."""
     return f"{queue}/control"
+
+
+def shared_queue(queue: str) -> str:
+    """Work for all suites of a server; every worker polls it, whichever queue it serves."""
+    return f"{queue}/shared"

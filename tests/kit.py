@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,18 +90,6 @@ async def bench(client: Client, folder: Path, **options: Any) -> AsyncIterator[B
     )
     async with serving(client, made):
         yield Bench(client, made)
-
-
-async def until(
-    condition: Callable[[], Any] | Callable[[], Awaitable[Any]], seconds: float = 30
-) -> None:
-    """Wait for a condition, at most `seconds`."""
-    async with asyncio.timeout(seconds):
-        while True:
-            answer = condition()
-            if await answer if isinstance(answer, Awaitable) else answer:
-                return
-            await asyncio.sleep(0.02)
 
 
 def processes_with(mark: str) -> list[int]:

@@ -9,6 +9,8 @@ from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
     from perdure.core.run import Dispatch
+    from perdure.messages import SlotRelease, SlotRequest
+    from perdure.names import control_queue
 
 CONTEXT_INLINE_BYTES = 32 * 1024
 """A larger context is named by its version: 300 steps that each add 20 kB would otherwise put
@@ -25,6 +27,33 @@ PROBE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(seconds=60),  # a batch of describe calls
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
 )
+
+SLOT = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=10),  # one signal
+    # Tried for ever: a request that is lost is never granted, a slot that is not given back is
+    # missed by everybody. Both are idempotent.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)
+    ),
+)
+
+SLOT_REMINDER = timedelta(minutes=5)
+"""How often a task that waits for slots makes sure that its limits know: one that is terminated by
+hand has forgotten who waits."""
+
+REMIND = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=60),  # a query for each limit, and what it lacks
+    schedule_to_close_timeout=timedelta(minutes=5),  # then the next reminder is due
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
+    summary="do the limits know who waits?",
+)
+
+LIMIT_PROBE_INTERVAL = timedelta(seconds=15)
+"""How often a limit looks whether the tasks that hold its slots, or wait for them, still run: one
+that is terminated gives nothing back."""
+
+LIMIT_IDLE = timedelta(minutes=1)
+"""How long a limit without a task stays; a start costs more than a signal does."""
 
 WRITE = workflow.LocalActivityConfig(
     # Local: one event and no round trip, for a file write and a signal of some milliseconds.
@@ -51,8 +80,29 @@ WRITE_ON_HOST = workflow.ActivityConfig(
     summary="write the record",
 )
 
+WRITE_AGAIN = workflow.ActivityConfig(
+    # Records that could not be written, all at once, at the end of a suite.
+    start_to_close_timeout=timedelta(minutes=10),  # copies of large artifacts
+    schedule_to_close_timeout=timedelta(minutes=30),
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10), maximum_attempts=3),
+    summary="write what is missing",
+)
+
+WRITE_AGAIN_AFTER = tuple(timedelta(seconds=seconds) for seconds in (1, 4, 10, 20, 25))
+"""Pauses before the tries: a minute in all, for whoever makes room on the disk meanwhile."""
+
 START_TRIAL_AGAIN = timedelta(seconds=2)
 """Between tries to start a task whose id an older run still holds while it is being cancelled."""
+
+
+def slot_options(what: str, word: SlotRequest | SlotRelease) -> workflow.ActivityConfig:
+    """How a word to a limit is sent: on the control queue, where no step is in its way."""
+    attempt = word.request_id.partition(":")[2]
+    return SLOT | workflow.ActivityConfig(
+        task_queue=control_queue(workflow.info().task_queue),
+        summary=f"{what} · {word.limit} · {attempt}",
+    )
+
 
 _BACKSTOP = timedelta(seconds=60)
 

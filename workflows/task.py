@@ -13,29 +13,45 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from perdure.attempt_ends import take_error
-    from perdure.core.run import BadRange, Dispatch, TaskRun, events_since
+    from perdure.core.run import BadStart, Dispatch, TaskRun, events_since
     from perdure.core.summary import summarise
-    from perdure.core.task import Task
     from perdure.messages import (
         ContextDiffs,
         ContextRequest,
         FinishTask,
+        RemindLimits,
         RunRef,
+        SlotGrant,
         StepOutcome,
         StepTask,
         TaskInput,
         TrialSummary,
     )
     from perdure.names import (
+        ASK_SLOT,
         BAD_INPUT,
         BIND_HOST,
         FINISH_TASK,
+        RELEASE_SLOT,
+        REMIND_LIMITS,
         RUN_STEP,
+        SLOT_GRANTED,
         TASK_FAILED,
         TASK_WORKFLOW,
+        TIME_LIMIT_TIMER,
+        control_queue,
         steps_queue,
     )
-    from workflows.options import BIND, CONTEXT_INLINE_BYTES, WRITE, WRITE_ON_HOST, step_options
+    from workflows.options import (
+        BIND,
+        CONTEXT_INLINE_BYTES,
+        REMIND,
+        SLOT_REMINDER,
+        WRITE,
+        WRITE_ON_HOST,
+        slot_options,
+        step_options,
+    )
     from workflows.shield import uncancelled
 
 EVENTS_PAGE = 200
@@ -48,38 +64,28 @@ class TaskWorkflow:
     @workflow.init
     def __init__(self, start: TaskInput) -> None:
         info = workflow.info()
-        options = start.options
-        task = Task.from_dict(start.task)
         self._start = start
         self._ref = RunRef(
             workflow_id=info.workflow_id,
             run_id=info.first_execution_run_id,
             suite=start.suite,
-            task_id=task.id,
+            task_id=start.task["id"],
             trial=start.trial,
         )
         self._host = ""
         self._attempts: dict[str, workflow.ActivityHandle[StepOutcome]] = {}
         self._stirred = False
         self._alarm: asyncio.Task[None] | None = None
+        self._asks = 0  # requests for slots, and releases, on their way
+        self._releases = 0
+        self._reminder: asyncio.Task[None] | None = None
         self._refused: str | None = None
         try:
-            self._run = TaskRun(
-                task,
-                self._ref,
-                now=workflow.time(),
-                seed=start.seed,
-                metadata=start.metadata,
-                agent_model=options.agent_model,
-                agent_artifact_id=options.agent_artifact_id,
-                start_step=options.start_step,
-                end_step=options.end_step,
-            )
-        except BadRange as error:
+            self._run = TaskRun.of(start, self._ref, workflow.time())
+        except BadStart as error:
             self._refused = str(error)
             return
         if start.state:
-            self._run.restore(start.state["run"])
             self._host = start.state["host"]
 
     @workflow.run
@@ -88,21 +94,40 @@ class TaskWorkflow:
 
         Raises ApplicationError:
             TaskFailed: with the TrialSummary as its detail.
-            BadInput: `start_step` or `end_step` outside the task.
+            BadInput: `start_step` or `end_step` outside the task, or a limit that is not set.
         """
         if self._refused:
-            raise ApplicationError(self._refused, type=BAD_INPUT, non_retryable=True)
+            summary = TrialSummary(
+                task_id=self._ref.task_id,
+                trial=self._ref.trial,
+                run_id=self._ref.run_id,
+                status="failed",
+                failure_kind="bad_input",
+                failure_reason=self._refused,
+                started_at=workflow.time(),
+            )
+            raise ApplicationError(self._refused, summary, type=BAD_INPUT, non_retryable=True)
         deadline = self._limit_time()
         try:
             await self._drive()
         except asyncio.CancelledError:
             self._run.cancel(workflow.cancellation_reason() or "cancelled", workflow.time())
+            self._tell_limits()
             await self._cancel_attempts()
             await workflow.wait_condition(lambda: self._run.over)
-        for timer in (deadline, self._alarm):
+        for timer in (deadline, self._alarm, self._reminder):
             if timer:
                 timer.cancel()
         return await self._end()
+
+    @workflow.signal(name=SLOT_GRANTED)
+    def slot_granted(self, grant: SlotGrant) -> None:
+        """A step may take its slot; one that none waits for is given back."""
+        if self._refused:
+            return  # this run ends at once, and whoever looks finds the slot free
+        if self._run.grant(grant):
+            self._stirred = True
+        self._tell_limits()
 
     @workflow.query
     def record(self) -> dict[str, Any]:
@@ -133,12 +158,13 @@ class TaskWorkflow:
         handing_over = False
         while not self._run.over:
             handing_over = handing_over or self._history_is_long()
-            if handing_over and not self._run.running:
+            if handing_over and not self._run.running and not self._asks and not self._releases:
                 workflow.continue_as_new(self._carried_over())
             if not handing_over:
                 for dispatch in self._run.take_ready(workflow.time()):
                     self._begin(dispatch)
                 self._set_alarm()
+                self._tell_limits()
             self._stirred = False
             await workflow.wait_condition(lambda: self._stirred or self._run.over)
 
@@ -181,6 +207,7 @@ class TaskWorkflow:
         else:
             self._host = outcome.host or self._host
             self._run.finish(dispatch, outcome, workflow.time())
+        self._tell_limits()
         if self._attempts.get(dispatch.step.id) is handle:
             del self._attempts[dispatch.step.id]
         self._stirred = True
@@ -198,24 +225,75 @@ class TaskWorkflow:
             return None
         return steps_queue(workflow.info().task_queue, self._host)
 
+    # --- Slots ------------------------------------------------------------------------------
+
+    def _tell_limits(self) -> None:
+        """Send what the run has to say about slots.
+
+        By activities on the control queue, where no step is in the way: they are in the history
+        until they are done, and the limit's workflow is started if it is not there.
+        """
+        if self._reminder is None and self._run.open_requests:
+            self._reminder = asyncio.create_task(self._remind())
+        # Kept alive by the activities that they await.
+        for request in self._run.take_asks():
+            self._asks += 1
+            asking = workflow.start_activity(ASK_SLOT, request, **slot_options("ask", request))
+            asyncio.create_task(self._await_ask(asking))  # noqa: RUF006
+        for release in self._run.take_releases():
+            self._releases += 1
+            giving = workflow.start_activity(
+                RELEASE_SLOT, release, **slot_options("give back", release)
+            )
+            asyncio.create_task(self._await_release(giving))  # noqa: RUF006
+
+    async def _await_ask(self, asking: workflow.ActivityHandle[None]) -> None:
+        await asking
+        self._asks -= 1
+        self._stirred = True
+
+    async def _await_release(self, giving: workflow.ActivityHandle[None]) -> None:
+        await giving
+        self._releases -= 1
+        self._stirred = True
+
+    async def _remind(self) -> None:
+        """See to it, while steps wait for slots, that the limits know of them."""
+        given = self._start.options.slot_reminder_seconds
+        interval = SLOT_REMINDER if given is None else timedelta(seconds=given)
+        on_control = REMIND | {"task_queue": control_queue(workflow.info().task_queue)}
+        while True:
+            await workflow.wait_condition(lambda: bool(self._run.open_requests))
+            await workflow.sleep(interval, summary="do the limits know who waits?")
+            if requests := self._run.open_requests:
+                with contextlib.suppress(ActivityError):  # another one follows
+                    await workflow.execute_activity(
+                        REMIND_LIMITS, RemindLimits(requests), **on_control
+                    )
+
     # --- Time -------------------------------------------------------------------------------
 
     def _limit_time(self) -> asyncio.Task[None] | None:
-        limit = self._run.task.timeout_seconds
-        if limit is None:
+        if self._run.timeout_seconds is None:
             return None
+        return asyncio.create_task(self._expire(self._run.timeout_seconds))
 
-        async def expire() -> None:
+    async def _expire(self, limit: float) -> None:
+        """End the run when its time is up; it has more while it waits for slots alone."""
+        run = self._run
+        while not run.over:
+            if (deadline := run.deadline) is None:
+                await workflow.wait_condition(lambda: run.deadline is not None)
+                continue
             await workflow.sleep(
-                timedelta(seconds=max(0.0, self._run.started_at + limit - workflow.time())),
-                summary="time limit of the task",
+                timedelta(seconds=max(0.0, deadline - workflow.time())), summary=TIME_LIMIT_TIMER
             )
-            if not self._run.over:
-                self._run.time_out(limit, workflow.time())
+            if run.deadline == deadline and not run.over:
+                run.time_out(limit, workflow.time())
+                self._tell_limits()
                 await self._cancel_attempts()
                 self._stirred = True
-
-        return asyncio.create_task(expire())
+                return
 
     def _set_alarm(self) -> None:
         """Wake up when the next delayed attempt is due; one timer at a time."""
@@ -248,7 +326,11 @@ class TaskWorkflow:
     async def _end(self) -> TrialSummary:
         run = self._run
         run.close(workflow.time())
+        self._tell_limits()
         summary = await uncancelled(self._write(summarise(run)))
+        # A request on its way need not be waited for: its release is known to the limit.
+        if self._releases:
+            await uncancelled(workflow.wait_condition(lambda: not self._releases))
         if run.status == "cancelled":
             raise asyncio.CancelledError(run.cancelled)
         if run.failure:

@@ -118,6 +118,7 @@ def worker(
     import worker as wiring
     from activities.secrets import WorkerEnvironment
     from perdure.config import Settings
+    from perdure.names import shared_queue
     from perdure.steps import load_step_modules
 
     wiring.check_packages()
@@ -133,6 +134,8 @@ def worker(
         host=call.host,
         runs=settings.state.runs,
         results=settings.state.results,
+        # Of the settings, not of --queue: all suites of a server share it.
+        shared_queue=shared_queue(settings.queue),
         environment=WorkerEnvironment(
             pass_env=tuple(names), inherit_env=inherit_env, env_file=values
         ),

@@ -3,6 +3,10 @@
 `TaskRun` takes events (an outcome, a lost worker, a cancel) and answers with dispatches. It has no
 clock: `now` is seconds since 1970, handed in. The workflow around it only carries its decisions.
 
+A step that takes a slot of a named limit waits for it before each attempt: the run says which
+requests to send (`take_asks`), hears of grants (`grant`) and says what to give back
+(`take_releases`). While nothing else of the task runs, its clock stands still.
+
 Three counters of attempts are kept apart: application failures against the step's `retry`, worker
 losses against `max_worker_losses`, rollbacks against `retry_config`. (Temporal has one counter
 for all of them, so step activities are scheduled with a single attempt.)
@@ -10,33 +14,52 @@ for all of them, so step activities are scheduled with a single attempt.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from perdure.core.context import new_context, size_bytes
 from perdure.core.graph import Frontier, Graph
 from perdure.core.journal import SCHEDULER, Entry, Journal
-from perdure.core.record import Attempt, StepRecord, summed, utc_iso, utc_minute
+from perdure.core.record import Attempt, StepRecord, summed
+from perdure.core.run_context import RunContext, first_context
+from perdure.core.run_record import failed_step, instance_id, record_of
+from perdure.core.run_slots import RunSlots
+from perdure.core.run_start import BadRange, BadStart, UnknownLimit, check_limits, check_range
 from perdure.core.task import Step, Task
 from perdure.messages import (
     ContextDiffs,
     ContextRequest,
     FailureKind,
     RunRef,
+    SlotGrant,
+    SlotRelease,
+    SlotRequest,
     StepFailure,
     StepOutcome,
+    TaskInput,
 )
+
+__all__ = [
+    "TASK_TIMEOUT",
+    "WORKER_LOST",
+    "BadRange",
+    "BadStart",
+    "Dispatch",
+    "RunFailure",
+    "RunStatus",
+    "TaskRun",
+    "UnknownLimit",
+    "check_limits",
+    "check_range",
+    "events_since",
+    "instance_id",
+]
 
 WORKER_LOST = "WorkerLost"
 """Type of the failure of a step whose worker was lost too often."""
 TASK_TIMEOUT = "TaskTimeout"
 
 RunStatus = Literal["running", "succeeded", "failed", "cancelled"]
-
-
-class BadRange(ValueError):
-    """`start_step` or `end_step` lies outside the task (T14)."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +85,6 @@ class RunFailure:
     kind: FailureKind
 
 
-def check_range(total: int, start_step: int, end_step: int | None) -> None:
-    """Refuse a range outside the task (T14).
-
-    Raises BadRange with the value and the range allowed.
-    """
-    if not 0 <= start_step < total:
-        raise BadRange(f"start_step {start_step} is outside 0 to {total - 1}")
-    if end_step is not None and not start_step < end_step <= total:
-        raise BadRange(f"end_step {end_step} is outside {start_step + 1} to {total}")
-
-
 class TaskRun:
     """The state of one run and the rules that move it."""
 
@@ -88,13 +100,18 @@ class TaskRun:
         agent_artifact_id: str | None = None,
         start_step: int = 0,
         end_step: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        timeout_seconds: float | None = None,
     ) -> None:
         """Begin a run of `task` at `now`.
 
-        Raises BadRange if `start_step` or `end_step` lies outside the task.
+        `limits`: slots by the limits' names. `timeout_seconds`: an upper bound of the task's own.
+        Raises BadRange if `start_step` or `end_step` lies outside the task, and UnknownLimit if a
+        step in that range takes a slot of a limit that is not among the `limits`.
         """
         total = len(task.steps)
         check_range(total, start_step, end_step)
+        check_limits((step.body for step in task.steps[start_step:end_step]), limits or {})
         self.task = task
         self.run = run
         self.started_at = now
@@ -105,6 +122,9 @@ class TaskRun:
         self.end_step = total if end_step is None else end_step
         self.failure: RunFailure | None = None
         self.cancelled: str | None = None
+        bounds = [s for s in (task.timeout_seconds, timeout_seconds) if s is not None]
+        self.timeout_seconds = min(bounds, default=None)
+        """Of the task's own limit and the one it was started with, the shorter."""
         self.events: list[dict[str, Any]] = []
         self._graph = Graph.of(task.steps)
         self._steps = {s.id: StepRecord(s.id, s.type) for s in task.steps}
@@ -112,36 +132,58 @@ class TaskRun:
         for step in task.steps[:start_step]:  # T15: as done, and recorded from the start
             self._steps[step.id].status = "succeeded"
             self._completed.append(step.id)
-        self._journal = Journal(
-            new_context(
-                metadata={
-                    **task.metadata,
-                    **(metadata or {}),
-                    **({"seed": seed} if seed else {}),
-                    "run_group_id": (metadata or {}).get("run_group_id")
-                    or run.run_id.replace("-", ""),
-                },
-                agent_model=agent_model,
-                agent_artifact_id=agent_artifact_id,
-                instance_id=instance_id(run),
-            )
-        )
-        self._context_bytes = size_bytes(self._journal.seed)
+        begun = first_context(task, run, seed, metadata, agent_model, agent_artifact_id)
+        self._context = RunContext(Journal(begun))
         self._frontier = Frontier(self._graph, self._completed, self.end_step)
         self._running: dict[str, Attempt] = {}
         self._waiting: list[str] = []
+        self._slots: RunSlots | None = None
+        """None where no step takes a slot: then nothing below costs anything."""
+        if limits and any(step.limit for step in task.steps):
+            self._slots = RunSlots(run, limits, task.priority)
         self._note("task.started", now)
+
+    @classmethod
+    def of(cls, start: TaskInput, run: RunRef, now: float) -> TaskRun:
+        """The run that was asked for, begun at `now`, or gone on with where it was.
+
+        Raises as the constructor.
+        """
+        options = start.options
+        made = cls(
+            Task.from_dict(start.task),
+            run,
+            now=now,
+            seed=start.seed,
+            metadata=start.metadata,
+            agent_model=options.agent_model,
+            agent_artifact_id=options.agent_artifact_id,
+            start_step=options.start_step,
+            end_step=options.end_step,
+            limits=options.limits,
+            timeout_seconds=options.task_timeout_seconds,
+        )
+        if start.state:
+            made.restore(start.state["run"])
+        return made
 
     # --- What is to be done -----------------------------------------------------------------
 
     def take_ready(self, now: float) -> list[Dispatch]:
-        """Every attempt that may start now, in step order, each handed out once (T16)."""
+        """Every attempt that may start now, in step order, each handed out once (T16).
+
+        A step that takes a slot asks for it first, and is among those of a later call.
+        """
         if self.halted:
             return []
         due = [s for s in self._waiting if (self._steps[s].not_before or 0) <= now]
         self._waiting = [s for s in self._waiting if s not in due]
         ready = sorted([*due, *self._frontier.take_ready()], key=self._graph.index)
-        return [self._dispatch(step_id, now) for step_id in ready]
+        if self._slots:
+            ready = self._with_slots(self._slots, ready, now)
+        dispatches = [self._dispatch(step_id, now) for step_id in ready]
+        self._set_clock(now)
+        return dispatches
 
     def wake_at(self) -> float | None:
         """When the next delayed attempt is due; None if none waits."""
@@ -243,6 +285,7 @@ class TaskRun:
         if self.cancelled is None:
             self.cancelled = reason
             self._note("task.cancelling", now, reason=reason)
+            self._leave_queues(now)
 
     def time_out(self, limit_seconds: float, now: float) -> None:
         """The task's own time limit has passed; what runs is cancelled by the workflow."""
@@ -252,41 +295,77 @@ class TaskRun:
                 "timeout",
             )  # fmt: skip
             self._note("task.timed_out", now)
+            self._leave_queues(now)
 
     def close(self, now: float) -> None:
         """Write down the end; call once, when `over`."""
         self.ended_at = now
+        self._leave_queues(now)
         for record in self._steps.values():
             if record.status in ("pending", "waiting"):
                 record.status = "not_run"
         self._note(f"task.{'completed' if self.status == 'succeeded' else self.status}", now)
+
+    # --- Slots of named limits, and the clock that waits for them ---------------------------
+
+    def grant(self, grant: SlotGrant) -> bool:
+        """Take a slot for the step that waits for it; True if one does.
+
+        A slot that nobody here waits for any more is given back.
+        """
+        slots = self._slots
+        if slots is None:
+            # No step takes slots: it is meant for an earlier run of the same id.
+            self._slots = slots = RunSlots(self.run, {}, self.task.priority)
+        return slots.grant(grant.limit, grant.request_id)
+
+    def take_asks(self) -> list[SlotRequest]:
+        """The requests for slots to send, each handed out once."""
+        return self._slots.take_asks() if self._slots else []
+
+    def take_releases(self) -> list[SlotRelease]:
+        """The slots to give back and the queues to leave, each handed out once."""
+        return self._slots.take_releases() if self._slots else []
+
+    @property
+    def open_requests(self) -> list[SlotRequest]:
+        """What was asked and has not been granted yet."""
+        return self._slots.requests if self._slots else []
+
+    @property
+    def deadline(self) -> float | None:
+        """When the task's time is up, as of now.
+
+        None without a limit, and while the clock stands still: nothing runs, and something waits
+        for a slot.
+        """
+        still = self._slots.still_seconds if self._slots else 0.0
+        if self.timeout_seconds is None or still is None:
+            return None
+        return self.started_at + self.timeout_seconds + still
 
     # --- What can be seen -------------------------------------------------------------------
 
     @property
     def context(self) -> dict[str, Any]:
         """The context as of now; treat it as read-only."""
-        return self._journal.context
+        return self._context.value
 
     @property
     def context_bytes(self) -> int:
         """An upper bound of the context's size as JSON, kept without walking it again."""
-        return self._context_bytes
+        return self._context.size_bytes
 
     @property
     def version(self) -> int:
         """Number of diffs applied in this epoch."""
-        return self._journal.version
+        return self._context.version
 
     def diffs(self, request: ContextRequest) -> ContextDiffs:
         """What a worker's copy of the context lacks."""
-        if request.epoch != self.epoch or not -1 <= request.have <= request.want <= self.version:
+        if request.epoch != self.epoch:
             return ContextDiffs(stale=True)
-        applied = self._journal.since(max(request.have, 0))
-        return ContextDiffs(
-            seed=self._journal.seed if request.have < 0 else None,
-            diffs=applied[: request.want - max(request.have, 0)],
-        )
+        return self._context.diffs(request)
 
     @property
     def completed(self) -> int:
@@ -309,79 +388,29 @@ class TaskRun:
         return summed([a.usage for r in self._steps.values() for a in r.attempts])
 
     def progress(self) -> dict[str, Any]:
-        """A short state: for a line on a terminal."""
+        """A short state: for a line on a terminal.
+
+        `waiting` holds the steps that wait for the delay before their next attempt or for a slot;
+        `waiting_for` the latter alone, each with the name of its limit.
+        """
+        slots = self._slots.waiting if self._slots else {}
         return {
             "status": self.status,
             "completed": self.completed,
             "total": self.end_step,
             "running": self.running,
-            "waiting": list(self._waiting),
+            "waiting": [*self._waiting, *slots],
+            "waiting_for": slots,
         }
 
     def record(self) -> dict[str, Any]:
         """Everything about the run, as `show --json` prints it (T48)."""
-        failed = [
-            (record, attempt)
-            for record in self._steps.values()
-            for attempt in record.attempts
-            if attempt.failure
-        ]
-        return {
-            **asdict(self.run),
-            "instance_id": instance_id(self.run),
-            "task_version": self.task.version,
-            "project_id": self.task.project_id,
-            "status": self.status,
-            "failure": asdict(self.failure) if self.failure else None,
-            "cancelled": self.cancelled,
-            "current_step": self.completed,
-            "total_steps": len(self.task.steps),
-            "start_step": self.start_step,
-            "end_step": self.end_step,
-            "rev": self.rev,
-            "attempt_epoch": self.epoch,
-            "created_at_utc": utc_minute(self.started_at),
-            "completed_at_utc": utc_minute(self.ended_at),
-            "started_at": self.started_at,
-            "duration": self.duration_seconds,
-            "completed_steps": [
-                {
-                    "step_id": s,
-                    "status": "failure" if self._steps[s].status == "failed" else "success",
-                }
-                for s in self._completed
-            ],
-            "step_attempt_failures": [
-                {
-                    "attempt": attempt.number,
-                    "step_id": record.id,
-                    "step_type": record.type,
-                    "error_class": attempt.failure.type,
-                    "error_message": attempt.failure.message,
-                    "duration_s": attempt.duration_seconds,
-                    "occurred_at_utc": utc_iso(attempt.ended_at or attempt.started_at),
-                }
-                for record, attempt in failed
-                if attempt.failure
-            ],
-            "steps": [self._steps[s.id].to_dict() for s in self.task.steps],
-            "retry_resets": self.context["metadata"].get("retry_resets", []),
-            "usage": self.usage,
-            "artifacts": [
-                {"step": record.id, "attempt": attempt.number, **asdict(artifact)}
-                for record in self._steps.values()
-                for attempt in record.attempts
-                for artifact in attempt.artifacts
-            ],
-            "environments": list(self.task.environments),
-            "instances": [],
-            "context": self.context,
-        }
+        return record_of(self, self._steps, self._completed)
 
     # --- Over a continue-as-new -------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything that a restored run needs; only while nothing runs."""
+        """Everything that a restored run needs; only while nothing runs, or is left to be sent."""
         return {
             "started_at": self.started_at,
             "epoch": self.epoch,
@@ -390,9 +419,14 @@ class TaskRun:
             "cancelled": self.cancelled,
             "completed": self._completed,
             "waiting": self._waiting,
-            "steps": {s: r.to_state() for s, r in self._steps.items() if r.attempts},
-            "journal": self._journal.to_dict(),
+            "steps": {
+                s: r.to_state()
+                for s, r in self._steps.items()
+                if r.attempts or r.status == "waiting"
+            },
+            "journal": self._context.state(),
             "events": self.events,
+            "slots": self._slots.state() if self._slots else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -406,10 +440,12 @@ class TaskRun:
         self._waiting = list(state["waiting"])
         for step_id, known in state["steps"].items():
             self._steps[step_id].restore(known)
-        self._journal = Journal.from_dict(state["journal"])
-        self._context_bytes = size_bytes(self._journal.context)
+        self._context = RunContext.from_state(state["journal"])
         self._frontier = Frontier(self._graph, self._completed, self.end_step)
         known_waiting = set(self._waiting)
+        if self._slots and state.get("slots"):
+            self._slots.restore(state["slots"])
+            known_waiting |= {*self._slots.waiting, *self._slots.granted}
         self._waiting += [s for s in self._frontier.take_ready() if s not in known_waiting]
         self.events = list(state["events"])
 
@@ -428,6 +464,36 @@ class TaskRun:
             self.task.steps[index], index, attempt.number, self.epoch, self.version, lost
         )
 
+    def _with_slots(self, slots: RunSlots, ready: list[str], now: float) -> list[str]:
+        """Those of the ready steps that need no slot, and those whose slots have come."""
+        starting = [s for s in slots.granted if s not in self._running]
+        for step_id in starting:
+            self._steps[step_id].waited += slots.waited(step_id, now)
+        for step_id in ready:
+            record = self._steps[step_id]
+            limit = self.task.steps[self._graph.index(step_id)].limit
+            if limit is None:
+                starting.append(step_id)
+                continue
+            attempt = f"{step_id}#{self.epoch}.{len(record.attempts) + 1}"
+            slots.ask(step_id, limit, attempt, now)
+            record.status, record.not_before = "waiting", None
+            self._note("step.waiting", now, step=step_id, limit=limit)
+        return sorted(starting, key=self._graph.index)
+
+    def _leave_queues(self, now: float) -> None:
+        """Give back every slot that no running attempt holds, and wait for no more."""
+        if self._slots:
+            for step_id in [*self._slots.waiting, *self._slots.granted]:
+                if step_id not in self._running:
+                    self._steps[step_id].waited += self._slots.waited(step_id, now)
+                    self._slots.give_back(step_id)
+            self._set_clock(now)
+
+    def _set_clock(self, now: float) -> None:
+        if self._slots:
+            self._slots.set_clock(running=bool(self._running), now=now)
+
     def _current(self, dispatch: Dispatch) -> Attempt | None:
         """The attempt behind a dispatch, unless it has been superseded."""
         attempt = self._running.get(dispatch.step.id)
@@ -445,6 +511,9 @@ class TaskRun:
     ) -> None:
         del self._running[dispatch.step.id]
         attempt.end(status, outcome, now)
+        if self._slots:
+            self._slots.give_back(dispatch.step.id)
+            self._set_clock(now)
         self.rev += 1
         told: dict[str, Any] = {"seconds": attempt.duration_seconds}
         if attempt.failure:
@@ -461,11 +530,9 @@ class TaskRun:
         self._frontier.finish(step_id)
 
     def _record(self, dispatch: Dispatch, status: str, outcome: StepOutcome) -> None:
-        self._write(Entry(dispatch.step.id, dispatch.attempt, dispatch.epoch, status, outcome.diff))
-
-    def _write(self, entry: Entry) -> None:
-        self._journal.record(entry)
-        self._context_bytes += size_bytes(entry.ops)
+        self._context.write(
+            Entry(dispatch.step.id, dispatch.attempt, dispatch.epoch, status, outcome.diff)
+        )
 
     def _fail(self, dispatch: Dispatch, attempt: Attempt, outcome: StepOutcome, now: float) -> None:
         step, record = dispatch.step, self._steps[dispatch.step.id]
@@ -478,14 +545,14 @@ class TaskRun:
             return
         delay = None if self.halted else self._delay(step, record, failure)  # T23
         if delay is None:
-            self._fail_for_good(dispatch, outcome, failure)
+            self._fail_for_good(dispatch, outcome, failure, now)
         self._mark_failed(step, attempt, failure)
         if delay is not None:
             self._again(step.id, now + delay)
             self._note("step.retry_scheduled", now, step=step.id, delay_seconds=delay)
 
     def _fail_for_good(
-        self, dispatch: Dispatch, outcome: StepOutcome, failure: StepFailure
+        self, dispatch: Dispatch, outcome: StepOutcome, failure: StepFailure, now: float
     ) -> None:
         if not dispatch.step.fail_task_on_error:  # T21: dependents go on
             self._complete(dispatch, "failed", outcome)
@@ -494,6 +561,7 @@ class TaskRun:
         self._steps[dispatch.step.id].status = "failed"
         if self.failure is None:  # T22: the first of several is the task's
             self.failure = RunFailure(dispatch.step.id, failure.message, failure.type, failure.kind)
+            self._leave_queues(now)
 
     @staticmethod
     def _delay(step: Step, record: StepRecord, failure: StepFailure) -> float | None:
@@ -514,30 +582,16 @@ class TaskRun:
 
     def _mark_failed(self, step: Step, attempt: Attempt, failure: StepFailure) -> None:
         """Append the attempt to `metadata.failed_steps` (T20)."""
-        entry = {
-            "step_id": step.id,
-            "step_type": step.type,
-            "error": failure.message,
-            "error_type": failure.type,
-            "started_at_utc": utc_iso(attempt.started_at),
-            "duration_seconds": attempt.duration_seconds,
-            "is_fatal": step.fail_task_on_error,
-        }
         op = {
             "op": "edit",
             "path": ["metadata", "failed_steps"],
             "remove": [],
-            "append": [entry],
+            "append": [failed_step(step, attempt, failure)],
         }
-        self._write(Entry(SCHEDULER, attempt.number, self.epoch, "succeeded", [op]))
+        self._context.write(Entry(SCHEDULER, attempt.number, self.epoch, "succeeded", [op]))
 
     def _note(self, kind: str, now: float, **facts: Any) -> None:
         self.events.append({"seq": len(self.events) + 1, "type": kind, "at": now, **facts})
-
-
-def instance_id(run: RunRef) -> str:
-    """The run's name in its context: `<task id>-` and eight characters (T48)."""
-    return f"{run.task_id}-{run.run_id.replace('-', '')[:8]}"
 
 
 def events_since(events: Sequence[dict[str, Any]], offset: int, limit: int) -> list[dict[str, Any]]:

@@ -129,7 +129,7 @@ class NotYetRun:
 
 NOT_YET_RUN = NotYetRun(
     types=frozenset({"exec", "reset", "background", "await", "agent"}),
-    step_keys=frozenset({"retry_config", "compensate", "limit"}),
+    step_keys=frozenset({"retry_config", "compensate"}),
     type_keys={"http": frozenset({"environment"})},
     task_keys=frozenset({"environments"}),
 )

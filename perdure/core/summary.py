@@ -41,9 +41,14 @@ def clip_summary(summary: TrialSummary) -> TrialSummary:
             summary,
             failure_reason=clip(summary.failure_reason, limit),
             note=clip(summary.note, limit),
-            usage=dict(list(summary.usage.items())[: limit // 20]),
+            usage=dict(_cost_first(summary.usage)[: limit // 20]),
         )
     return summary
+
+
+def _cost_first(usage: dict[str, float]) -> list[tuple[str, float]]:
+    """Suites are bounded by their cost: it is the last to go."""
+    return sorted(usage.items(), key=lambda entry: entry[0] != "cost")
 
 
 def clip(text: str | None, limit: int) -> str | None:

@@ -91,6 +91,11 @@ class Step:
     body: dict[str, Any] = field(default_factory=dict)
     """The step's whole document, in the form of `to_dict`: `body["command"]`, `body["env"]`."""
 
+    @property
+    def limit(self) -> str | None:
+        """The named limit of which each attempt takes a slot."""
+        return self.body.get("limit")
+
     def to_dict(self) -> dict[str, Any]:
         """The step as a JSON document (T2); what equals its default is left out."""
         document = {key: value for key, value in self.body.items() if key not in _FIELDS}

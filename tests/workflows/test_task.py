@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import WorkflowEnvironment
 
 from perdure.messages import SUMMARY_LIMIT_BYTES, TaskOptions
+from tests.waiting import until
 from tests.workflows.fakes import World, world
 
 
@@ -24,15 +24,6 @@ from tests.workflows.fakes import World, world
 async def here(temporal: WorkflowEnvironment) -> AsyncIterator[World]:
     async with world(temporal.client) as made:
         yield made
-
-
-async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            answer = condition()
-            if await answer if isinstance(answer, Awaitable) else answer:
-                return
-            await asyncio.sleep(0.02)
 
 
 async def failure_of(handle: WorkflowHandle[Any, Any]) -> ApplicationError:
@@ -97,7 +88,7 @@ async def test_a_step_is_retried_after_its_delay_and_counts_its_attempts(here: W
 async def test_a_step_whose_worker_is_lost_starts_again_and_knows_of_the_lost_attempt(
     here: World,
 ) -> None:
-    handle = await here.start_task({"id": "a", "play": ["lose", "ok"], "heartbeat_timeout": 0.5})
+    handle = await here.start_task({"id": "a", "play": ["lose", "ok"], "heartbeat_timeout": 2})
     assert (await handle.result()).status == "succeeded"
     assert [s.lost_attempts for s in here.steps] == [[], [1]]
 
@@ -106,7 +97,7 @@ async def test_a_step_whose_worker_is_always_lost_fails_with_its_last_heartbeat(
     here: World,
 ) -> None:
     handle = await here.start_task(
-        {"id": "a", "play": ["lose"], "heartbeat_timeout": 0.3, "max_worker_losses": 1}
+        {"id": "a", "play": ["lose"], "heartbeat_timeout": 1.5, "max_worker_losses": 1}
     )
     error = await failure_of(handle)
     assert "worker was lost 2 times" in error.message
