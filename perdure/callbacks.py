@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from temporalio.client import Client
@@ -47,27 +47,34 @@ class StepCallbacks:
         self._steps = {task.task["id"]: task.task["steps"] for task in definition.tasks}
         self._places = asyncio.Semaphore(FOLLOWED_AT_ONCE)
         self._followed: set[str] = set()
+        """Run ids: a trial may run again."""
+        self._heard = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def skip(self, trials: Mapping[str, str], running: list[str]) -> None:
-        """Leave out what has happened so far in trials that began before anyone listened.
+    async def skip(self, runs: Sequence[tuple[str, str]], running: Collection[str]) -> None:
+        """Leave out what has happened so far in runs that began before anyone listened.
 
-        `trials`: workflow ids and run ids; those that are not among the `running` are over.
+        `runs`: workflow ids and run ids; the newest of a trial is over unless it is `running`.
         """
-        for workflow_id, run_id in trials.items():
-            told = 0
-            if workflow_id in running:
+        newest = dict(runs)
+        for workflow_id, run_id in runs:
+            self._followed.add(run_id)
+            if workflow_id in running and newest[workflow_id] == run_id:
+                told = 0
                 async for _ in happenings(self._client, workflow_id, run_id, follow=False):
                     told += 1
                 self._follow(workflow_id, run_id, told)
-            self._followed.add(workflow_id)
 
-    def hear(self, trials: Mapping[str, str]) -> None:
-        """Follow the trials that are not followed yet, whether they run or have ended."""
-        for workflow_id, run_id in trials.items():
-            if workflow_id not in self._followed:
-                self._followed.add(workflow_id)
+    def hear(self, runs: Sequence[tuple[str, str]]) -> None:
+        """Follow the runs that are not followed yet, whether they are under way or have ended.
+
+        `runs`: all that are known, in order of start.
+        """
+        for workflow_id, run_id in runs[self._heard :]:
+            if run_id not in self._followed:
+                self._followed.add(run_id)
                 self._follow(workflow_id, run_id, 0)
+        self._heard = len(runs)
 
     async def drain(self) -> None:
         """Wait until everything that happened has been told."""

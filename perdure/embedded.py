@@ -65,10 +65,10 @@ class Embedded:
         ours takes its place. Raises WorkerFailed.
         """
         self._abandoned.add(queue)
-        if not self._is_served(queue):
+        if not self.is_served(queue):
             await self.serve(queue)
 
-    def _is_served(self, queue: str) -> bool:
+    def is_served(self, queue: str) -> bool:
         """Whether a worker that `serve` started, here or in another process, is on the queue."""
         serving = {user.pid for user in users(self._settings.state) if user.role == "worker"}
         return bool(serving & log_pids(self._settings.state, queue))

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from perdure import bounds
 from perdure.core.fields import identifier, nearest_id
-from perdure.core.problems import Place, Problem, shown
+from perdure.core.problems import Place, Problem, listed, shown
 from perdure.core.run import BadRange, check_range
 from perdure.documents import LoadedTask
 from perdure.errors import PerdureError
 from perdure.messages import Json, SuiteInput, SuiteTask, TaskOptions
+from perdure.task_store import PREFIX, is_stored_name
 
 _MAX_STEM_CHARACTERS = 100
 """Of a default id, so that time and chance fit behind it."""
@@ -110,17 +112,29 @@ def folder_of(loaded: LoadedTask) -> str | None:
 
 
 def suite_input(
-    suite: str, tasks: Sequence[SuiteTask], *, max_parallel: int, options: TaskOptions
+    suite: str,
+    tasks: Sequence[SuiteTask],
+    *,
+    max_parallel: int,
+    options: TaskOptions,
+    max_failures: int | str | None = None,
+    max_cost: float | None = None,
+    retry_infrastructure: int = 0,
 ) -> SuiteInput:
     """The start of a suite.
 
-    Raises BadId, and PerdureError for numbers below 1 and for a range outside a task.
+    `max_failures`: a number of trials, or a share of them all such as `"10%"`.
+
+    Raises BadId, BadBound, and PerdureError for numbers below 1, for a range outside a task, and
+    for a step whose limit the suite does not name.
     """
     check_id("suite", suite)
     if max_parallel < 1:
         raise PerdureError(f"max_parallel is {max_parallel}; at least 1 task must run at once")
     if any(task.repeats < 1 for task in tasks):
         raise PerdureError("repeats must be at least 1: leave a task out to not run it")
+    bounds.slots("limits", options.limits)
+    bounds.seconds("task_timeout", options.task_timeout_seconds)
     for task in tasks:
         check_steps(task, options)
     return SuiteInput(
@@ -129,14 +143,36 @@ def suite_input(
         max_parallel=max_parallel,
         options=options,
         digest=_sha256([[task.digest, task.repeats] for task in tasks]),
+        max_failures=parse_max_failures(max_failures, sum(task.repeats for task in tasks)),
+        max_cost=bounds.cost("max_cost", max_cost),
+        retry_infrastructure=bounds.retries("retry_infrastructure", retry_infrastructure),
+        by_priority=True,
     )
 
 
-def check_steps(task: SuiteTask, options: TaskOptions) -> None:
-    """Refuse a range of steps that a task does not have (T14).
+def parse_max_failures(value: int | str | None, trials: int) -> int | None:
+    """How many failures stop a suite of so many trials: `3`, `"3"`, or a share such as `"10%"`.
 
-    Raises PerdureError with the task, the value and the range allowed.
+    Raises BadBound.
     """
+    allowed = bounds.failures("max_failures", value)
+    return None if allowed is None else allowed.of(trials)
+
+
+def check_steps(task: SuiteTask, options: TaskOptions) -> None:
+    """Refuse a range of steps that a task does not have (T14), and limits that nobody named.
+
+    Raises PerdureError with the task, the value and what is allowed.
+    """
+    for step in task.task["steps"]:
+        limit = step.get("limit")
+        if limit is not None and limit not in options.limits:
+            known = f"named are {listed(options.limits)}" if options.limits else "none is named"
+            raise PerdureError(
+                f"task {task.task['id']!r}: step {step['id']!r} takes the limit {shown(limit)}, "
+                f"and {known}; say how many slots it has by `--limit {limit}=N` (in Python, "
+                "`limits={...}`)"
+            )
     try:
         check_range(len(task.task["steps"]), options.start_step, options.end_step)
     except BadRange as error:
@@ -145,6 +181,8 @@ def check_steps(task: SuiteTask, options: TaskOptions) -> None:
 
 def stem_of(source: str | Path) -> str:
     """What a suite is called after that runs this path."""
+    if is_stored_name(source):
+        return str(source).removeprefix(PREFIX).partition("@")[0]
     path = Path(os.path.abspath(source))
     return path.name if path.is_dir() else path.stem
 

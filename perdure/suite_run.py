@@ -14,12 +14,16 @@ from perdure.errors import PerdureError
 from perdure.event_log import pages
 from perdure.history import record_of
 from perdure.link import Link
-from perdure.messages import SuiteInput, SuiteProgress, SuiteResult, TrialSummary
-from perdure.outcome import Trials, line_of_summary, outcome
+from perdure.messages import Requeued, SuiteInput, SuiteProgress, SuiteResult, TrialSummary
+from perdure.names import PAUSE, PRIORITISE, REQUEUE, RESUME, SET_MAX_PARALLEL
+from perdure.outcome import Trials, line_of_summary, outcome, with_marks
 from perdure.results import ResultsError, result_line, suite_files
 from perdure.suite_history import SuiteHistory, suite_of
+from perdure.suite_updates import SuiteRefused, SuiteUpdates
 from perdure.suites import Begun, How
 from perdure.task_handle import TaskHandle, parse_run
+
+__all__ = ["SuiteRefused", "SuiteRun"]
 
 RECORDS_AT_ONCE = 20
 """Histories read at a time, for trials whose line is not in the files of results."""
@@ -41,6 +45,9 @@ class SuiteRun:
         self._queue = begun.execution.queue
         self._newest_run_id = begun.execution.run_id
         self._link = link
+        self._updates = SuiteUpdates(
+            link.client, self.suite, self.run_id, self._queue, link.embedded
+        )
 
     async def progress(self, offset: int = 0) -> SuiteProgress:
         """Totals, what runs, and the trials that ended after the first `offset` ones."""
@@ -83,7 +90,46 @@ class SuiteRun:
             succeeded=totals.succeeded,
             failed=totals.failed,
             cancelled=totals.cancelled,
+            not_run=totals.not_run,
+            usage=totals.usage,
         )
+
+    # --- Control while it runs: each returns what the suite answers, a sentence for people ----
+
+    async def set_max_parallel(self, number: int) -> str:
+        """Run at most `number` tasks at once, from now on; those that run go on.
+
+        Raises SuiteRefused with the reason: also if the suite is closed, or nobody serves it.
+        """
+        return await self._updates.ask(SET_MAX_PARALLEL, number, answer=str)
+
+    async def pause(self) -> str:
+        """Start nothing more until `resume`; what runs goes on. Raises as `set_max_parallel`."""
+        return await self._updates.ask(PAUSE, answer=str)
+
+    async def resume(self) -> str:
+        """Start tasks again. Raises as `set_max_parallel`."""
+        return await self._updates.ask(RESUME, answer=str)
+
+    async def requeue(self, task: str) -> str:
+        """Run again what of a task (`TASK`), or of one trial (`TASK/TRIAL`), did not succeed.
+
+        Raises as `set_max_parallel`.
+        """
+        return (await self._updates.ask(REQUEUE, task, answer=Requeued)).told
+
+    async def prioritise(self, task: str) -> str:
+        """Start what waits of a task (`TASK`), or one trial (`TASK/TRIAL`), before all others.
+
+        Raises as `set_max_parallel`.
+        """
+        return await self._updates.ask(PRIORITISE, task, answer=str)
+
+    # --- Reading and ending it --------------------------------------------------------------
+
+    async def unwritten(self) -> list[TrialSummary]:
+        """The trials whose record is not among the files of results; `note` says why."""
+        return [trial for trial in (await self._read()).ended if trial.unwritten]
 
     async def cancel(self, reason: str = "cancelled") -> None:
         """Ask the suite and its tasks to cancel; they clean up before they close.
@@ -99,8 +145,9 @@ class SuiteRun:
             return
         # A worker that comes now must find the tasks cancelled too: else it would start again the
         # steps that a crash cut off.
+        run_ids = dict(history.runs)
         for name in history.progress().running:
-            await self._request_cancel(name, history.started.get(name) or None, reason)
+            await self._request_cancel(name, run_ids.get(name), reason)
         await self._link.embedded.serve_if_nobody_does(self._queue)
 
     async def outcome(self) -> dict[str, Any]:
@@ -115,7 +162,7 @@ class SuiteRun:
             if found is None:
                 async with places:
                     found = await self._line_from_history(trial)
-            return {**found, "note": trial.note} if trial.note else found
+            return with_marks(found, trial)
 
         return outcome(
             self.suite,
@@ -125,6 +172,9 @@ class SuiteRun:
                 ended=await asyncio.gather(*(line(trial) for trial in history.ended)),
                 running={parse_run(name)[1:] for name in progress.running},
                 is_open=not history.over,
+                stopped=progress.stopped,
+                paused=progress.paused,
+                cancelled=history.cancelled,
             ),
         )
 
@@ -151,7 +201,7 @@ class SuiteRun:
         history = SuiteHistory(self._link.client, self.workflow_id)
         if callbacks and self.how in ("attached", "found"):
             before = await self._read()
-            await callbacks.skip(before.started, before.progress().running)
+            await callbacks.skip(before.runs, before.progress().running)
         news = asyncio.Event()
 
         async def read() -> None:
@@ -161,7 +211,7 @@ class SuiteRun:
                     for event in page:
                         await history.take(event)
                     if callbacks:
-                        callbacks.hear(history.started)
+                        callbacks.hear(history.runs)
                     news.set()
             finally:
                 news.set()

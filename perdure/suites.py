@@ -7,7 +7,8 @@ decide, and a suite that was killed or terminated is known as well as one that e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,16 +20,17 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.core.problems import listed
 from perdure.errors import PerdureError
-from perdure.event_log import Execution, find_execution
-from perdure.messages import SuiteInput
+from perdure.event_log import Execution, UnknownRun, find_execution
+from perdure.messages import SuiteInput, TrialSummary
 from perdure.names import SUITE_WORKFLOW, suite_workflow_id
 from perdure.search_attributes import attributes_of
 from perdure.state import FileLock, explained
+from perdure.suite_changes import SuiteChanged, difference, other_bounds
 from perdure.suite_history import definition_of
-from perdure.suite_input import work_options
 from perdure.takeover import finished_trials
+
+__all__ = ["Begun", "Changed", "How", "Starter", "SuiteChanged", "SuiteOpen"]
 
 How = Literal["started", "attached", "took_over", "finished", "found"]
 """`attached`: it was open, and goes on. `took_over`: a new run, with finished trials of an earlier
@@ -46,23 +48,14 @@ START_TRIES = 5
 _LOOK_SECONDS = 0.2
 
 
-class SuiteChanged(PerdureError):
-    """The suite is open, and the documents are not those that it was started with."""
+class SuiteOpen(PerdureError):
+    """What is asked for can be done only of a closed suite."""
 
-    def __init__(
-        self, suite: str, changed: list[str], added: list[str], removed: list[str], other: str
-    ) -> None:
-        """`other`: what else differs, in words; empty if nothing does."""
-        self.changed, self.added, self.removed = changed, added, removed
-        parts = [
-            f"{what} {listed(ids)}"
-            for what, ids in (("changed:", changed), ("added:", added), ("removed:", removed))
-            if ids
-        ]
+    def __init__(self, suite: str) -> None:
         super().__init__(
-            f"suite {suite!r} is open, and is not what it was started with "
-            f"({'; '.join([*parts, *([other] if other else [])])}); go on with the old by "
-            "`--changed keep`, or take the new and run those again by `--changed rerun`"
+            f"suite {suite!r} is open: follow it by `perdure run ... --suite {suite}`, or end it "
+            f"first by `perdure cancel {suite}`; `perdure suite {suite} requeue TASK` runs one "
+            "task of it again"
         )
 
 
@@ -115,10 +108,39 @@ class Starter:
                 return begun
             if found is not None and found.is_open:
                 await self._clear_away(found)
-        raise PerdureError(
-            f"suite {start.suite!r} cannot be started: the Temporal service does not answer in "
-            "time, or others start it again and again; look with `perdure list`, and try again"
-        )
+        raise _not_startable(start.suite)
+
+    async def retry(
+        self,
+        suite: str,
+        *,
+        only_failed_trials: bool = False,
+        changed: Callable[[SuiteInput], SuiteInput] = lambda start: start,
+    ) -> Begun:
+        """Run again what did not succeed of a closed suite, by the documents of its newest run.
+
+        A task of which any trial did not succeed runs again with all its trials, or, with
+        `only_failed_trials`, with those alone. What had succeeded is taken over; if that is
+        everything, nothing is started (`finished`). `changed` gives the new run other bounds than
+        the newest run had.
+
+        Raises SuiteOpen if it is not closed, UnknownRun if there is no such suite, and PerdureError
+        if the server refuses.
+        """
+        workflow_id = suite_workflow_id(suite)
+        for _ in range(START_TRIES):
+            async with self._decision(suite):
+                found = await find_execution(self.client, workflow_id)
+                if found is None:
+                    raise UnknownRun(f"the server knows no suite {suite!r}")
+                if found.is_open:
+                    raise SuiteOpen(suite)
+                begun = await self._retry(found, changed, only_failed_trials=only_failed_trials)
+            if begun is not None:
+                if begun.how != "finished":
+                    await self.serve(begun.execution.queue)
+                return begun
+        raise _not_startable(suite)
 
     @asynccontextmanager
     async def _decision(self, suite: str) -> AsyncIterator[None]:
@@ -135,12 +157,16 @@ class Starter:
         """Go on with an open suite; None if it must make room for new documents first."""
         old = await definition_of(self.client, found.workflow_id, found.run_id)
         if old.digest != start.digest:
-            difference = _difference(old, start)
             if changed is None:
-                raise difference
+                raise difference(old, start)
             if changed == "rerun":
                 return None
             self.say(f"suite {start.suite!r} goes on with the documents that it was started with")
+        if kept := other_bounds(old, start):
+            self.say(
+                f"suite {start.suite!r} goes on as it was started: {kept}; while it runs, only "
+                "max_parallel can be changed"
+            )
         return Begun("attached", found, old)
 
     async def _start_again(
@@ -152,7 +178,25 @@ class Starter:
         done = await finished_trials(self.client, found, start)
         if done.definition.digest == start.digest and done.all_heard:
             return Begun("finished", found, done.definition, taken_over=len(done.trials))
+        if unwritten := sum(1 for trial in done.trials if trial.unwritten):
+            self.say(f"{unwritten} finished before without a record on disk: it is written now")
         return await self._start(replace(start, finished=done.trials), found)
+
+    async def _retry(
+        self,
+        found: Execution,
+        changed: Callable[[SuiteInput], SuiteInput],
+        *,
+        only_failed_trials: bool,
+    ) -> Begun | None:
+        """A new run of a closed suite by its own definition; None if others act as well."""
+        old = await definition_of(self.client, found.workflow_id, found.run_id)
+        start = changed(replace(old, finished=[], state=None, by_priority=True))
+        done = await finished_trials(self.client, found, start)
+        if done.all_heard:
+            return Begun("finished", found, old, taken_over=len(done.trials))
+        kept = done.trials if only_failed_trials else _of_whole_tasks(start, done.trials)
+        return await self._start(replace(start, finished=kept), found)
 
     async def _start(self, start: SuiteInput, found: Execution | None) -> Begun | None:
         """Start a run; None if another starter was faster, or nobody knows whether it began."""
@@ -209,19 +253,15 @@ class Starter:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _difference(old: SuiteInput, new: SuiteInput) -> SuiteChanged:
-    """What the new start has that the old has not, as the error that names it."""
-    before = {task.task["id"]: (task.digest, task.repeats) for task in old.tasks}
-    after = {task.task["id"]: (task.digest, task.repeats) for task in new.tasks}
-    added = [id for id in after if id not in before]
-    removed = [id for id in before if id not in after]
-    changed = [id for id in after if id in before and after[id] != before[id]]
-    options = [
-        name
-        for name, value in work_options(new.options).items()
-        if value != work_options(old.options)[name]
-    ]
-    if options:  # they are part of every task's digest
-        return SuiteChanged(new.suite, [], added, removed, f"other {', '.join(options)}")
-    other = "" if changed or added or removed else "another order of its tasks"
-    return SuiteChanged(new.suite, changed, added, removed, other)
+def _not_startable(suite: str) -> PerdureError:
+    return PerdureError(
+        f"suite {suite!r} cannot be started: the Temporal service does not answer in time, or "
+        "others start it again and again; look with `perdure list`, and try again"
+    )
+
+
+def _of_whole_tasks(start: SuiteInput, done: Sequence[TrialSummary]) -> list[TrialSummary]:
+    """Those of the finished trials whose task has all its trials among them."""
+    counts = Counter(trial.task_id for trial in done)
+    whole = {task.task["id"] for task in start.tasks if counts[task.task["id"]] == task.repeats}
+    return [trial for trial in done if trial.task_id in whole]

@@ -29,7 +29,8 @@ class Finished:
     trials: list[TrialSummary]
     """Those that succeeded, in order of the new start."""
     all_heard: bool
-    """Whether the last run itself knows every trial as succeeded: it has nothing to add."""
+    """Whether the last run itself knows every trial as succeeded, and its record as written: it
+    has nothing to add."""
 
 
 async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -> Finished:
@@ -57,7 +58,8 @@ async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -
             unknown.append((task_id, trial))
     found |= await _ask(client, start.suite, unknown, digests)
     trials = [found[trial] for trial in wanted if trial in found]
-    return Finished(history.definition, trials, all_heard=not unknown)
+    all_heard = not unknown and not any(trial.unwritten for trial in trials)
+    return Finished(history.definition, trials, all_heard)
 
 
 async def _ask(

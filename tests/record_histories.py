@@ -22,12 +22,21 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 
 from perdure.config import Settings
-from perdure.messages import TaskOptions
+from perdure.messages import LimitOptions, Requeued, SlotRequest, TaskOptions
+from perdure.names import (
+    PAUSE,
+    PRIORITISE,
+    REQUEUE,
+    RESUME,
+    SET_MAX_PARALLEL,
+    limit_workflow_id,
+)
 from perdure.search_attributes import SEARCH_ATTRIBUTES
 from perdure.server_process import FLAGS
 from perdure.storage import data_converter
+from perdure.suite_updates import SuiteUpdates
 from tests.conftest import find_program
-from tests.kit import until
+from tests.waiting import until
 from tests.workflows.fakes import World, task_document, world
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -120,6 +129,90 @@ async def long_task(here: World) -> list[Handle]:
     return await chain(here, handle)
 
 
+def side_by_side(count: int, limit: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"id": f"s{n}", "depends_on": [], "limit": limit, **more} for n in range(count)]
+
+
+@scenario("task/slots_of_a_limit")
+async def slots(here: World) -> list[Handle]:
+    retry = {"max_attempts": 2, "initial_interval": 0.05}
+    handle = await here.start_task(
+        *side_by_side(3, "recorded-slots"),
+        {"id": "retried", "limit": "recorded-slots", "play": ["fail", "ok"], "retry": retry},
+        options=TaskOptions(limits={"recorded-slots": 2}, task_timeout_seconds=60),
+    )
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/cancelled_while_it_waits_for_a_slot")
+async def cancelled_waiting(here: World) -> list[Handle]:
+    options = TaskOptions(limits={"recorded-cancelled": 1})
+    steps = side_by_side(3, "recorded-cancelled", play=["hang"])
+    handle = await here.start_task(*steps, options=options)
+    await until(lambda: here.running == 1)
+    await handle.cancel()
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/slots_over_a_continue_as_new")
+async def slots_of_a_long_task(here: World) -> list[Handle]:
+    options = TaskOptions(limits={"recorded-long": 2}, history_limit_events=40)
+    handle = await here.start_task(*side_by_side(10, "recorded-long"), options=options)
+    await ended(handle)
+    return await chain(here, handle)
+
+
+@scenario("task/limit_terminated_while_it_waits")
+async def forgotten(here: World) -> list[Handle]:
+    options = TaskOptions(limits={"recorded-forgotten": 1}, slot_reminder_seconds=0.5)
+    step = {"id": "a", "limit": "recorded-forgotten"}
+    holder = await here.start_task({**step, "play": ["hang"]}, options=options)
+    await until(lambda: here.running == 1)
+    waiter = await here.start_task(step, options=options)
+    limit = here.client.get_workflow_handle(limit_workflow_id("recorded-forgotten"))
+
+    async def is_known() -> bool:
+        return bool((await limit.query("limit"))["waiting"])
+
+    await until(is_known)
+    await limit.terminate()
+    await ended(waiter)
+    await holder.cancel()
+    await ended(holder)
+    return [waiter]
+
+
+@scenario("limit/grant_to_a_closed_task")
+async def closed_holder(here: World) -> list[Handle]:
+    task = await here.start_task({"id": "a"})
+    await ended(task)
+    run_id = str(task.first_execution_run_id)
+    asked = SlotRequest("recorded-closed", f"{run_id}:a#0.1", 1, task.id, run_id)
+    await here.slots.ask_slot(asked)
+    limit = here.client.get_workflow_handle(limit_workflow_id("recorded-closed"))
+    await ended(limit)
+    return [limit]
+
+
+@scenario("limit/continued_as_new_and_ended")
+async def busy_limit(here: World) -> list[Handle]:
+    options = TaskOptions(limits={"recorded-busy": 2})
+    tasks = [
+        await here.start_task(*side_by_side(4, "recorded-busy"), options=options) for _ in range(3)
+    ]
+    hanging = await here.start_task(*side_by_side(2, "recorded-busy", play=["hang"]),
+                                    options=options)  # fmt: skip
+    for handle in tasks:
+        await ended(handle)
+    await until(lambda: here.running == 2)
+    await hanging.terminate()  # a probe finds out
+    limit = here.client.get_workflow_handle(limit_workflow_id("recorded-busy"))
+    await ended(limit)
+    return await chain(here, limit)
+
+
 @scenario("suite/mixed_outcomes")
 async def mixed(here: World) -> list[Handle]:
     documents = [task_document(f"t{i}", {"id": "a"}) for i in range(4)]
@@ -163,6 +256,56 @@ async def left_over(here: World) -> list[Handle]:
     return [second]
 
 
+@scenario("suite/asked_while_running")
+async def asked(here: World) -> list[Handle]:
+    here.open = False
+    documents = [
+        task_document("bad", {"id": "a", "runs": ["fail", "ok"]}),
+        task_document("slow", {"id": "a", "play": ["hold"]}),
+        *(task_document(f"t{i}", {"id": "a"}) for i in range(8)),
+    ]
+    suite = "recorded-asked"
+    handle = await here.start_suite(
+        documents, suite=suite, max_parallel=2, options=TaskOptions(history_limit_events=50)
+    )
+    await until(lambda: len(here.finished) >= 2)
+    first = handle.first_execution_run_id
+    asking = SuiteUpdates(here.client, suite, str(first), here.queue, None)
+    await asking.ask(PAUSE, answer=str)
+    await asking.ask(REQUEUE, "bad", answer=Requeued)
+    await asking.ask(PRIORITISE, "t7", answer=str)
+    while (await handle.describe()).run_id == first:
+        await asking.ask(SET_MAX_PARALLEL, 3, answer=str)
+    await asking.ask(RESUME, answer=str)
+    here.open = True
+    await ended(handle)
+    return await chain(here, handle)
+
+
+@scenario("suite/retried_stopped_and_unwritten")
+async def stopped(here: World) -> list[Handle]:
+    documents = [
+        task_document("retried", {"id": "a", "runs": ["infra", "ok"], "cost": 1.5}),
+        task_document("unwritten", {"id": "a"}),
+        *(task_document(f"bad{i}", {"id": "a", "play": ["fail"]}) for i in range(2)),
+        *(task_document(f"t{i}", {"id": "a"}) for i in range(3)),
+    ]
+    here.no_room_for = {"unwritten"}
+    handle = await here.start_suite(
+        documents,
+        suite="recorded-stopped",
+        max_parallel=1,
+        max_failures=2,
+        max_cost=100.0,
+        retry_infrastructure=1,
+        by_priority=True,
+    )
+    await until(lambda: here.missing)
+    here.no_room_for = set()
+    await ended(handle)
+    return [handle]
+
+
 async def chain(here: World, handle: Handle) -> list[Handle]:
     """Every run of a workflow that continued as new, oldest first."""
     runs: list[Handle] = []
@@ -204,7 +347,8 @@ async def recorder() -> AsyncIterator[Client]:
 async def main(names: list[str]) -> None:
     """Record the named scenarios, or those that have no file yet."""
     logging.getLogger("temporalio.activity").setLevel(logging.CRITICAL)  # they fail on purpose
-    async with recorder() as client, world(client) as here:
+    limits = LimitOptions(history_limit_events=60, probe_seconds=1, idle_seconds=1)
+    async with recorder() as client, world(client, limits=limits) as here:
         for name, play in SCENARIOS.items():
             if names and name not in names:
                 continue

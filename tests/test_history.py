@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from perdure.event_log import UnknownRun, find_execution
 from perdure.history import happenings, history_of, record_of
 from perdure.messages import TaskOptions
 from perdure.suite_history import suite_of
+from tests.waiting import until
 from tests.workflows.fakes import World, task_document, world
 
 
@@ -22,15 +23,6 @@ from tests.workflows.fakes import World, task_document, world
 async def here(temporal: WorkflowEnvironment) -> AsyncIterator[World]:
     async with world(temporal.client) as made:
         yield made
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            answer = condition()
-            if (await answer) if isinstance(answer, Awaitable) else answer:
-                return
-            await asyncio.sleep(0.02)
 
 
 async def closed(handle: WorkflowHandle[Any, Any]) -> None:
@@ -107,6 +99,22 @@ async def test_a_cancelled_run_is_rebuilt_with_its_reason(here: World) -> None:
     await closed(handle)
     record = await assert_same_record(here, handle)
     assert (record["status"], record["cancelled"]) == ("cancelled", "enough")
+
+
+@pytest.mark.parametrize("limit", [None, "openai"])
+async def test_a_run_cancelled_before_a_worker_took_it_up_is_rebuilt(
+    temporal: WorkflowEnvironment, limit: str | None
+) -> None:
+    nobody = World(temporal.client, f"q-{uuid.uuid4().hex[:8]}")
+    step: dict[str, Any] = {"id": "a", "play": ["hang"]}
+    if limit:
+        step["limit"] = limit = f"limit-{uuid.uuid4().hex[:8]}"
+    handle = await nobody.start_task(step, options=TaskOptions(limits={limit: 1} if limit else {}))
+    await handle.cancel()
+    async with world(temporal.client, queue=nobody.queue) as here:
+        await closed(handle)
+        record = await assert_same_record(here, handle)
+        assert record["status"] == "cancelled"
 
 
 async def test_a_run_that_continued_as_new_is_rebuilt_from_any_run_of_its_chain(
@@ -229,10 +237,11 @@ async def test_a_suite_in_the_middle_of_its_tasks_is_rebuilt(here: World) -> Non
     handle = await here.start_suite(tasks, max_parallel=2)
 
     async def two_run() -> bool:
-        return len((await suite_of(here.client, handle.id)).progress().running) == 2
+        progress = (await suite_of(here.client, handle.id)).progress()
+        return progress.succeeded == 1 and len(progress.running) == 2
 
-    await until(lambda: here.running == 2)
     await until(two_run)
+    await until(lambda: here.running == 2)
     progress = (await suite_of(here.client, handle.id)).progress()
     queried = await handle.query("progress", {"offset": 0}, result_type=dict)
     assert progress.running == queried["running"]
@@ -240,7 +249,8 @@ async def test_a_suite_in_the_middle_of_its_tasks_is_rebuilt(here: World) -> Non
     await handle.cancel()
     await closed(handle)
     progress = (await suite_of(here.client, handle.id)).progress()
-    assert (progress.cancelled, progress.running, progress.pending) == (2, [], 2)
+    assert (progress.cancelled, progress.running, progress.not_run) == (2, [], 2)
+    assert progress.pending == 0
 
 
 async def test_a_task_that_is_terminated_by_hand_ends_in_its_suite(here: World) -> None:

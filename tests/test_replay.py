@@ -15,7 +15,7 @@ from temporalio.worker import Replayer
 from perdure.config import Settings
 from perdure.sandbox import sandbox
 from perdure.storage import data_converter
-from worker import WORKFLOWS
+from worker import SHARED_WORKFLOWS, WORKFLOWS
 
 HISTORIES = Path(__file__).parent / "histories"
 SAVED = sorted(HISTORIES.rglob("*.json"))
@@ -33,7 +33,7 @@ def workflow_id_of(path: Path) -> str:
 async def replay(path: Path, state: Path) -> None:
     settings = Settings.from_env({"PERDURE_STATE_DIR": str(state)})
     replayer = Replayer(
-        workflows=WORKFLOWS,
+        workflows=[*WORKFLOWS, *SHARED_WORKFLOWS],
         data_converter=data_converter(settings),
         workflow_runner=sandbox(),
     )
@@ -54,10 +54,18 @@ def test_there_is_a_history_of_each_main_path() -> None:
         "task/worker_lost_and_handed_back",
         "task/cancelled",
         "task/continued_as_new",
+        "task/slots_of_a_limit",
+        "task/cancelled_while_it_waits_for_a_slot",
+        "task/slots_over_a_continue_as_new",
+        "task/limit_terminated_while_it_waits",
+        "limit/continued_as_new_and_ended",
+        "limit/grant_to_a_closed_task",
         "suite/mixed_outcomes",
         "suite/cancelled",
         "suite/continued_as_new",
         "suite/task_left_by_an_earlier_run",
+        "suite/asked_while_running",
+        "suite/retried_stopped_and_unwritten",
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 
 from perdure.errors import PerdureError
-from perdure.event_log import find_execution
+from perdure.event_log import UnknownRun, find_execution
 from perdure.messages import SuiteInput, SuiteTask, TaskOptions
 from perdure.names import suite_workflow_id, task_workflow_id
 from perdure.suite_history import suite_of
@@ -24,11 +25,13 @@ from perdure.suite_input import (
     BadId,
     check_id,
     default_suite_id,
+    parse_max_failures,
     suite_input,
     suite_queue,
     work_digest,
 )
-from perdure.suites import Begun, Starter, SuiteChanged
+from perdure.suites import Begun, Starter, SuiteChanged, SuiteOpen
+from tests.waiting import until
 from tests.workflows.fakes import World, task_document, world
 
 
@@ -41,15 +44,6 @@ async def here(temporal: WorkflowEnvironment) -> AsyncIterator[World]:
 @pytest.fixture
 def name() -> str:
     return f"s{uuid.uuid4().hex[:8]}"
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            answer = condition()
-            if (await answer) if isinstance(answer, Awaitable) else answer:
-                return
-            await asyncio.sleep(0.02)
 
 
 def task(id: str, *play: str, digest: str = "", repeats: int = 1) -> SuiteTask:
@@ -278,7 +272,7 @@ async def test_what_a_task_finished_after_its_suite_was_terminated_is_found(
     here.mute.add("a")
     start = suite(name, task("a"), task("b", "hang"))
     await desk.begin(start)
-    await until(lambda: here.running == 1)
+    await until(lambda: here.running == 1 and len(here.started) == 2)
     handle = here.client.get_workflow_handle(suite_workflow_id(name))
     await here.client.get_workflow_handle(task_workflow_id(name, "a", 1)).result()
     await handle.terminate()
@@ -328,6 +322,130 @@ async def test_fresh_ends_an_open_run_first(here: World, desk: Desk, name: str) 
     assert old is not None
     assert old.status is WorkflowExecutionStatus.CANCELED
     assert here.running == 0
+
+
+# --- Retry ------------------------------------------------------------------------------------
+
+
+async def test_a_retry_runs_whole_tasks_again_of_which_a_trial_did_not_succeed(
+    here: World, desk: Desk, name: str
+) -> None:
+    await desk.run(suite(name, task("good", repeats=2), half_failing("half")))
+    begun = await desk.starter.retry(name)
+    await desk.end(name)
+    assert (begun.how, begun.taken_over) == ("took_over", 2)
+    assert [t for t, _, _ in here.started].count("good") == 2
+    assert [t for t, _, _ in here.started].count("half") == 4
+
+
+async def test_a_retry_of_failed_trials_alone_takes_the_others_over(
+    here: World, desk: Desk, name: str
+) -> None:
+    await desk.run(suite(name, task("good", repeats=2), half_failing("half")))
+    begun = await desk.starter.retry(name, only_failed_trials=True)
+    await desk.end(name)
+    assert begun.taken_over == 3
+    assert [t for t, _, _ in here.started].count("half") == 3
+
+
+def half_failing(id: str) -> SuiteTask:
+    """A task of two trials, of which the first fails."""
+    step = {"id": "only", "by_trial": ["fail", "ok"]}
+    return SuiteTask(task_document(id, step), f"{id}-1", repeats=2)
+
+
+async def test_a_retry_needs_no_documents_and_may_have_other_bounds(
+    here: World, desk: Desk, name: str
+) -> None:
+    await desk.run(suite(name, task("a", "fail"), task("b", "fail")))
+    begun = await desk.starter.retry(
+        name, changed=lambda start: replace(start, max_failures=1, max_parallel=1)
+    )
+    await desk.end(name)
+    assert begun.definition.max_failures == 1
+    progress = (await suite_of(here.client, suite_workflow_id(name))).progress()
+    assert (progress.failed, progress.not_run) == (1, 1)
+
+
+async def test_a_retry_after_an_interruption_runs_what_had_not_ended(
+    here: World, desk: Desk, name: str
+) -> None:
+    await desk.begin(suite(name, task("a"), task("b", "hold"), task("c", "hold")))
+    await until(lambda: here.running == 2)
+    await here.client.get_workflow_handle(suite_workflow_id(name)).terminate()
+    here.open = True
+    begun = await desk.starter.retry(name)
+    await desk.end(name)
+    assert begun.how == "took_over"
+    progress = (await suite_of(here.client, suite_workflow_id(name))).progress()
+    assert progress.succeeded == 3
+    assert [t for t, _, _ in here.started].count("a") == 1
+
+
+async def test_a_retry_of_an_open_suite_is_refused(here: World, desk: Desk, name: str) -> None:
+    await desk.begin(suite(name, task("a", "hang")))
+    with pytest.raises(SuiteOpen, match=f"perdure cancel {name}"):
+        await desk.starter.retry(name)
+    await here.client.get_workflow_handle(suite_workflow_id(name)).cancel()
+    await desk.end(name)
+
+
+async def test_a_retry_where_all_succeeded_starts_nothing(
+    here: World, desk: Desk, name: str
+) -> None:
+    await desk.run(suite(name, task("a")))
+    assert (await desk.starter.retry(name)).how == "finished"
+    assert len(here.started) == 1
+
+
+async def test_a_retry_of_an_unknown_suite_is_refused(desk: Desk, name: str) -> None:
+    with pytest.raises(UnknownRun, match=name):
+        await desk.starter.retry(name)
+
+
+# --- Records that could not be written ----------------------------------------------------------
+
+
+async def test_a_start_after_a_full_disk_takes_all_over_and_writes_what_is_missing(
+    here: World, desk: Desk, name: str
+) -> None:
+    here.no_room_for = {"a"}
+    start = suite(name, task("a"), task("b", "hold"))
+    await desk.begin(start)
+    await until(lambda: here.running == 1 and len(here.finished) == 1)
+    await here.client.get_workflow_handle(suite_workflow_id(name)).cancel()
+    await desk.end(name)
+    here.no_room_for, here.open = set(), True
+    begun = await desk.run(start)
+    assert (begun.how, begun.taken_over) == ("took_over", 1)
+    assert "without a record" in desk.said[-1]
+    assert [t for t, _, _ in here.started].count("a") == 1
+    assert [t.task_id for t in here.missing[-1].trials] == ["a"]
+    assert (await desk.begin(start)).how == "finished"
+
+
+# --- Other bounds of an open suite ------------------------------------------------------------
+
+
+async def test_an_open_suite_goes_on_with_its_bounds_and_says_so(
+    here: World, desk: Desk, name: str
+) -> None:
+    tasks = [task("a", "hang")]
+    options = TaskOptions(limits={"openai": 4}, task_timeout_seconds=600)
+    await desk.begin(
+        suite_input(name, tasks, max_parallel=5, options=options, max_failures="50%", max_cost=3)
+    )
+    again = suite_input(name, tasks, max_parallel=5, options=TaskOptions(), retry_infrastructure=1)
+    assert (await desk.begin(again)).how == "attached"
+    (said,) = desk.said
+    for kept in ("max_failures 1", "max_cost 3", "retry_infrastructure 0", "limits openai=4",
+                 "task_timeout 600"):  # fmt: skip
+        assert kept in said
+    same = suite_input(name, tasks, max_parallel=2, options=options, max_failures=1, max_cost=3.0)
+    await desk.begin(same)
+    assert len(desk.said) == 1
+    await here.client.get_workflow_handle(suite_workflow_id(name)).cancel()
+    await desk.end(name)
 
 
 # --- A start whose answer is lost -------------------------------------------------------------
@@ -391,6 +509,43 @@ def test_numbers_below_one_and_ranges_outside_a_task_are_refused() -> None:
         suite("s", task("a", repeats=0))
     with pytest.raises(PerdureError, match=r"task 'a': start_step 1 is outside 0 to 0"):
         suite("s", task("a"), options=TaskOptions(start_step=1))
+
+
+@pytest.mark.parametrize(
+    ("value", "trials", "meant"),
+    [(None, 9, None), (3, 9, 3), ("3", 9, 3), ("10%", 9, 1), ("50%", 9, 5), ("100 %", 7, 7)],
+)
+def test_max_failures_is_a_number_or_a_share_of_the_trials(
+    value: int | str | None, trials: int, meant: int | None
+) -> None:
+    assert parse_max_failures(value, trials) == meant
+    start = suite_input("s", [task("a", repeats=trials)], max_parallel=1, options=TaskOptions(),
+                        max_failures=value)  # fmt: skip
+    assert start.max_failures == meant
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"),
+    [
+        *(("max_failures", value) for value in (0, -1, "0%", "101%", "some", True, "", "1e3")),
+        *(("max_cost", value) for value in (0, -1.0, float("nan"), float("inf"), True)),
+        *(("retry_infrastructure", value) for value in (-1, True)),
+    ],
+)
+def test_bounds_that_are_none_are_refused_by_name(bound: str, value: Any) -> None:
+    with pytest.raises(PerdureError, match=bound):
+        suite_input("s", [task("a")], max_parallel=1, options=TaskOptions(), **{bound: value})
+
+
+def test_a_step_whose_limit_the_suite_does_not_name_is_refused() -> None:
+    limited = SuiteTask(task_document("a", {"id": "only", "limit": "openai"}), "a-1")
+    with pytest.raises(PerdureError, match=r"'a': step 'only'.*'openai'.*--limit openai=N"):
+        suite("s", limited)
+    with pytest.raises(PerdureError, match="named are other"):
+        suite("s", limited, options=TaskOptions(limits={"other": 2}))
+    assert suite("s", limited, options=TaskOptions(limits={"openai": 2})).options.limits
+    with pytest.raises(PerdureError, match="at least 1 slot"):
+        suite("s", limited, options=TaskOptions(limits={"openai": 0}))
 
 
 def test_the_suites_digest_tells_documents_repeats_and_order_apart() -> None:

@@ -1,16 +1,35 @@
 """The rules of a suite: which trial starts next, what has ended, when the suite is over.
 
-A *trial* is one run of one task (`repeats` gives a task several). The suite knows each trial by
-its workflow id and keeps no more of an ended one than its summary.
+A *trial* is one run of one task (`repeats` gives a task several), and may be run again: after a
+failure of the infrastructure, or because somebody asks. Its newest end is what counts. The suite
+knows each trial by its workflow id and keeps no more of an end than its summary.
+
+In one step of a workflow several things happen at once, and the workflow and who reads its history
+may see them in different orders. So what happened is noted first, and `take_startable` draws the
+conclusion, whether to go on, from all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from perdure.messages import ClosedTrial, ProgressRequest, SuiteProgress, SuiteTask, TrialSummary
+from perdure.core.suite_ends import SuiteEnds, cost_of
+from perdure.core.suite_order import PRIORITIES, StartOrder
+from perdure.messages import (
+    ClosedTrial,
+    ProgressRequest,
+    SuiteInput,
+    SuiteProgress,
+    TrialSummary,
+)
+from perdure.names import task_workflow_id
+
+CANCELLED_UNSTARTED = "cancelled before it could start"
+CANCELLED, TERMINATED, TIMED_OUT = "cancelled", "terminated by hand", "its workflow timed out"
+"""Reasons of ends without a word, as the suite's workflow and readers of its history tell them."""
 
 
 @dataclass(frozen=True)
@@ -25,54 +44,118 @@ class Trial:
 
 
 class Suite:
-    """The state of one suite and the rules that move it."""
+    """The state of one suite and the rules that move it.
 
-    def __init__(
-        self,
-        suite: str,
-        tasks: Sequence[SuiteTask],
-        *,
-        max_parallel: int,
-        digest: str,
-        finished: Sequence[TrialSummary] = (),
-        workflow_id: Callable[[str, str, int], str],
-    ) -> None:
-        """A suite of `tasks`; the trials in `finished` were run before and do not run again.
+    Every trial waits, runs, or has ended. The cost of each event is that of the trials it concerns.
+    """
 
-        `workflow_id` derives a trial's workflow id from suite, task id and trial number.
+    def __init__(self, start: SuiteInput) -> None:
+        """A suite as it begins, or goes on after a continue-as-new.
+
+        The trials in `start.finished` were run before and do not run again.
         """
-        self.suite = suite
-        self.digest = digest
-        self.max_parallel = max(1, max_parallel)
-        self.ended: list[TrialSummary] = list(finished)
+        self.suite = start.suite
+        self.digest = start.digest
+        self.max_parallel = max(1, start.max_parallel)
         self.cancelled = False
+        self.paused = False
+        self.stopped: str | None = None
+        """Why nothing more is started, once one of the suite's limits is reached; for good."""
+        self._ends = SuiteEnds()
+        self._max_failures = start.max_failures
+        self._max_cost = start.max_cost
+        self._retries_allowed = start.retry_infrastructure
         self._trials: dict[str, Trial] = {}
-        for index, task in enumerate(tasks):
-            task_id = task.task["id"]
-            for trial in range(1, task.repeats + 1):
-                name = workflow_id(suite, task_id, trial)
-                self._trials[name] = Trial(index, task_id, trial, name)
-        self._name = workflow_id
-        known = {self._name_of(s) for s in self.ended}
-        self._pending = [name for name in self._trials if name not in known]
-        self._running: dict[str, str] = {}  # the run id; empty until the start is acknowledged
-        self._heard: list[TrialSummary] = []
+        self._by_task: dict[str, list[Trial]] = {}
+        places = {}
+        for index, task in enumerate(start.tasks):
+            task_id, rank = task.task["id"], _rank(task.task) if start.by_priority else 0
+            for number in range(1, task.repeats + 1):
+                trial = Trial(index, task_id, number, self._name(task_id, number))
+                self._trials[trial.workflow_id] = trial
+                self._by_task.setdefault(task_id, []).append(trial)
+                places[trial.workflow_id] = (rank, index, number)
+        self._waiting = StartOrder(places)
+        self._running: dict[str, str] = {}
+        """By workflow id: the run id; empty until the start is acknowledged."""
+        self._inherited: dict[str, str] = {}
+        """Those among the running that an earlier run of the suite started."""
+        self._early: dict[str, list[TrialSummary]] = {}
+        """News of trials whose start is not acknowledged yet."""
+        self._retries: Counter[str] = Counter()
+        self._retrying: dict[str, TrialSummary] = {}
+        """Ends that do not count if the trial, which waits, is started again; else they do."""
+        self._requeued: dict[str, TrialSummary] = {}
+        """Likewise, of trials that ended and were asked for again."""
+        for summary in start.finished:
+            if self._name_of(summary) in self._trials:
+                self._ends.tell(self._name_of(summary), summary)
+                self._ends.pay(summary)
+        if start.state:
+            self._restore(start.state["suite"])
+        for name in self._trials:
+            if name not in self.ends and name not in self._running:
+                self._waiting.add(name)
+
+    # --- What is to be done -----------------------------------------------------------------
 
     def take_startable(self, limit: int) -> list[Trial]:
         """At most `limit` trials to be started now, in order; each is handed out once."""
-        if self.cancelled:
+        self.judge()
+        if self.cancelled or self.stopped or self.paused:
             return []
-        free = max(0, min(limit, self.max_parallel - len(self._running)))
-        names, self._pending = self._pending[:free], self._pending[free:]
-        for name in names:
-            self._running[name] = ""
-        return [self._trials[name] for name in names]
+        free = max(0, min(limit, self.max_parallel - len(self._running), len(self._waiting)))
+        taken = [self._waiting.pop() for _ in range(free)]
+        for name in taken:
+            self.take(name)
+        return [self._trials[name] for name in taken]
+
+    def take(self, workflow_id: str) -> None:
+        """This trial is being started, whatever was known of it."""
+        if workflow_id not in self._trials or workflow_id in self._running:
+            return
+        self._waiting.remove(workflow_id)
+        self._retrying.pop(workflow_id, None)
+        self._requeued.pop(workflow_id, None)
+        self._ends.withdraw(workflow_id)
+        self._running[workflow_id] = ""
+
+    def judge(self) -> None:
+        """Stop for good if something waits, and one of the suite's limits is reached."""
+        if self.stopped is None and not self.cancelled and self.stopping:
+            self.stopped = self.stopping
+            self._let_ends_stand()
+
+    @property
+    def stopping(self) -> str | None:
+        """Why nothing more is started, or will be; None: the suite goes on."""
+        return self.stopped or (self.limit_reached() if self._waiting else None)
+
+    def limit_reached(self, *, spared: int = 0) -> str | None:
+        """Which limit of the suite is reached, for people; `spared` failures do not count."""
+        failed = self._ends.count("failed") - spared
+        if self._max_failures is not None and failed >= self._max_failures:
+            some = "1 failure" if failed == 1 else f"{failed} failures"
+            return f"{some} (max_failures: {self._max_failures})"
+        if self._max_cost is not None and self._ends.cost >= self._max_cost:
+            return f"cost {self._ends.cost:g} (max_cost: {self._max_cost:g})"
+        return None
+
+    @property
+    def over(self) -> bool:
+        """True when nothing runs and nothing is to be started."""
+        halted = self.cancelled or self.stopped is not None
+        return not self._running and (halted or not self._waiting)
+
+    # --- What happened ----------------------------------------------------------------------
 
     def started(self, workflow_id: str, run_id: str) -> None:
         """A trial has begun as the run `run_id`; only that run can end it."""
-        if workflow_id in self._running:
-            self._running[workflow_id] = run_id
-            self._settle()
+        if self._running.get(workflow_id) != "":
+            return
+        self._running[workflow_id] = run_id
+        for summary in self._early.pop(workflow_id, []):
+            self.hear(summary)
 
     def hear(self, summary: TrialSummary) -> None:
         """Take the news of a trial's end.
@@ -80,48 +163,80 @@ class Suite:
         News told twice, of an older run, or of a trial that is not ours, change nothing. News
         that come before the start is acknowledged are kept until then.
         """
-        self._heard.append(summary)
-        self._settle()
+        name = self._name_of(summary)
+        run_id = self._running.get(name)
+        if run_id == "":
+            self._early.setdefault(name, []).append(summary)
+        elif run_id is not None and run_id == summary.run_id:
+            self._close(name)
+            self._ends.pay(summary)
+            if self._runs_again(name, summary):
+                self._retries[name] += 1
+                self._retrying[name] = summary
+                self._waiting.add(name)
+            else:
+                self._ends.tell(name, summary)
 
-    def _settle(self) -> None:
-        unsettled: list[TrialSummary] = []
-        for summary in self._heard:
-            name = self._name_of(summary)
-            run_id = self._running.get(name)
-            if run_id == "":
-                unsettled.append(summary)
-            elif run_id is not None and run_id == summary.run_id:
-                del self._running[name]
-                self.ended.append(summary)
-        self._heard = unsettled
+    def lose(self, workflow_id: str, run_id: str, reason: str, *, cancelled: bool = False) -> None:
+        """A run closed without a word: terminated by hand, or failed in itself.
 
-    def lose(self, workflow_id: str, reason: str, *, cancelled: bool = False) -> None:
-        """A trial's workflow closed without a word: terminated by hand, or failed in itself."""
-        trial, run_id = self._trials.get(workflow_id), self._running.get(workflow_id)
-        if trial is None or run_id is None:
+        `run_id` is empty for a trial that could not be started.
+        """
+        trial = self._trials.get(workflow_id)
+        if trial is None or self._running.get(workflow_id) != run_id:
             return
-        del self._running[workflow_id]
-        self.ended.append(
+        self._close(workflow_id)
+        self._ends.tell(
+            workflow_id,
             TrialSummary(
                 task_id=trial.task_id,
                 trial=trial.trial,
                 run_id=run_id,
                 status="cancelled" if cancelled else "failed",
-                failure_kind="infrastructure",
+                failure_kind=None if cancelled else "infrastructure",
                 failure_reason=reason,
-            )
+            ),
         )
 
     def found_closed(self, closed: ClosedTrial) -> None:
-        """Take what a probe found: an end that was not heard."""
+        """Take what a probe found of an inherited trial: an end that was not heard."""
+        name = closed.workflow_id
         if closed.summary:
             self.hear(closed.summary)
-        else:
-            self.lose(closed.workflow_id, closed.reason, cancelled=closed.cancelled)
+        elif name in self._inherited:  # not if it was heard meanwhile, and runs again
+            self.lose(name, self._running[name], closed.reason, cancelled=closed.cancelled)
 
     def cancel(self) -> None:
         """Start nothing more; what has not started stays as it is."""
         self.cancelled = True
+        self._let_ends_stand()
+
+    # --- What people ask for (whether they may is said in `perdure.core.suite_control`) --------
+
+    def requeue(self, names: Sequence[str]) -> None:
+        """These trials, which failed or were cancelled, run again."""
+        for name in names:
+            summary = self.ends.get(name)
+            if summary and summary.status != "succeeded":
+                self._ends.withdraw(name)
+                self._requeued[name] = summary
+                self._waiting.add(name)
+
+    def prioritise(self, names: Sequence[str]) -> None:
+        """Those among these trials that wait are next."""
+        self._waiting.prioritise(name for name in names if name in self._waiting)
+
+    # --- What can be seen -------------------------------------------------------------------
+
+    @property
+    def news(self) -> list[TrialSummary]:
+        """Every end that was told, in order: of a trial that was run again, all of them."""
+        return self._ends.news
+
+    @property
+    def ends(self) -> dict[str, TrialSummary]:
+        """By workflow id, in order: the newest end of each trial that has ended."""
+        return self._ends.newest
 
     @property
     def running(self) -> list[str]:
@@ -129,52 +244,143 @@ class Suite:
         return list(self._running)
 
     @property
-    def pending(self) -> int:
-        """Trials that have not started."""
-        return len(self._pending)
+    def unheard(self) -> list[str]:
+        """The trials under way that an earlier run of the suite started."""
+        return list(self._inherited)
 
     @property
-    def over(self) -> bool:
-        """True when nothing runs and nothing is to be started."""
-        return not self._running and (self.cancelled or not self._pending)
+    def run_ids(self) -> dict[str, str]:
+        """By workflow id: the runs under way; empty for those whose start is not acknowledged."""
+        return dict(self._running)
 
-    def count(self, status: str) -> int:
-        """Trials that ended so."""
-        return sum(1 for s in self.ended if s.status == status)
+    @property
+    def pending(self) -> int:
+        """Trials that wait: for their first run, or for another."""
+        return len(self._waiting)
+
+    @property
+    def task_ids(self) -> list[str]:
+        """Of every task, in order of the list."""
+        return list(self._by_task)
+
+    def trials_of(self, task_id: str) -> list[Trial]:
+        """The trials of a task; none if there is no such task."""
+        return self._by_task.get(task_id, [])
+
+    def is_running(self, workflow_id: str) -> bool:
+        """Whether the trial is under way."""
+        return workflow_id in self._running
+
+    def is_waiting(self, workflow_id: str) -> bool:
+        """Whether the trial is to be started."""
+        return workflow_id in self._waiting
 
     def progress(self, request: ProgressRequest) -> SuiteProgress:
-        """Totals, what runs, and the trials that ended since `request.offset`."""
+        """Totals, what runs, and the ends that were told since `request.offset`."""
+        waiting = len(self._waiting)
         return SuiteProgress(
             suite=self.suite,
             digest=self.digest,
             total=len(self._trials),
-            succeeded=self.count("succeeded"),
-            failed=self.count("failed"),
-            cancelled=self.count("cancelled"),
+            succeeded=self._ends.count("succeeded"),
+            failed=self._ends.count("failed"),
+            cancelled=self._ends.count("cancelled"),
             running=self.running,
-            pending=self.pending,
-            ended=self.ended[request.offset :],
-            next_offset=len(self.ended),
+            pending=0 if self.over else waiting,
+            ended=self.news[request.offset :],
+            next_offset=len(self.news),
             max_parallel=self.max_parallel,
+            paused=self.paused,
+            stopped=self.stopping,
+            usage=self._ends.usage(),
+            not_run=waiting if self.over else 0,
         )
 
+    # --- Records that could not be written ----------------------------------------------------
+
+    @property
+    def unwritten(self) -> list[TrialSummary]:
+        """The ends whose records are not among the files of results."""
+        return self._ends.unwritten
+
+    def written(self, missing: Sequence[TrialSummary]) -> None:
+        """The records of all ends are written by now, but for the `missing`."""
+        self._ends.written({self._name_of(summary): summary.note for summary in missing})
+
+    # --- Over a continue-as-new -------------------------------------------------------------
+
     def state(self) -> dict[str, Any]:
-        """What goes over a continue-as-new, beside the tasks themselves."""
+        """What goes over a continue-as-new, beside the suite's start itself."""
         return {
             "max_parallel": self.max_parallel,
             "running": dict(self._running),
-            "ended": [asdict(s) for s in self.ended],
+            "ended": [dict(vars(summary)) for summary in self.news],
             "cancelled": self.cancelled,
+            "paused": self.paused,
+            "stopped": self.stopped,
+            "cost": self._ends.cost,
+            "lifts": dict(self._waiting.lifts),
+            "retries": dict(self._retries),
+            "retrying": {name: dict(vars(end)) for name, end in self._retrying.items()},
+            "requeued": list(self._requeued),
+            "early": [dict(vars(end)) for ends in self._early.values() for end in ends],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, taken from a suite of the same tasks."""
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`; one of an earlier version lacks what that version did not know."""
         self.max_parallel = state["max_parallel"]
         self.cancelled = state["cancelled"]
-        self.ended = [TrialSummary(**s) for s in state["ended"]]
+        self.paused = state.get("paused", False)
+        self.stopped = state.get("stopped")
+        self._waiting.lifts = dict(state.get("lifts", {}))
+        self._retries = Counter(state.get("retries", {}))
         self._running = dict(state["running"])
-        known = {self._name_of(s) for s in self.ended} | set(self._running)
-        self._pending = [name for name in self._trials if name not in known]
+        self._inherited = {name: run for name, run in self._running.items() if run}
+        for told in state["ended"]:
+            summary = TrialSummary(**told)
+            name = self._name_of(summary)
+            self._ends.withdraw(name)
+            self._ends.tell(name, summary)
+        self._ends.cost = state.get("cost", sum(cost_of(end) for end in self.news))
+        for name in self._running:
+            self._ends.withdraw(name)
+        for name in state.get("requeued", []):
+            self._requeued[name] = self.ends[name]
+            self._ends.withdraw(name)
+        for name, told in state.get("retrying", {}).items():
+            self._ends.withdraw(name)
+            self._retrying[name] = TrialSummary(**told)
+        for told in state.get("early", []):
+            self.hear(TrialSummary(**told))
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    def _runs_again(self, name: str, summary: TrialSummary) -> bool:
+        by_infrastructure = summary.status == "failed" and summary.failure_kind == "infrastructure"
+        goes_on = not self.cancelled and self.stopped is None
+        return by_infrastructure and goes_on and self._retries[name] < self._retries_allowed
+
+    def _close(self, name: str) -> None:
+        del self._running[name]
+        self._inherited.pop(name, None)
+        self._early.pop(name, None)
+
+    def _let_ends_stand(self) -> None:
+        """Trials that wait for another run do not get it: what they ended in counts."""
+        for name, summary in self._retrying.items():
+            self._waiting.remove(name)
+            self._ends.tell(name, summary)
+        for name, summary in self._requeued.items():
+            self._waiting.remove(name)
+            self._ends.keep(name, summary)
+        self._retrying, self._requeued = {}, {}
+
+    def _name(self, task_id: str, trial: int) -> str:
+        return task_workflow_id(self.suite, task_id, trial)
 
     def _name_of(self, summary: TrialSummary) -> str:
-        return self._name(self.suite, summary.task_id, summary.trial)
+        return self._name(summary.task_id, summary.trial)
+
+
+def _rank(task: dict[str, Any]) -> int:
+    return PRIORITIES.index(task.get("priority", "medium"))

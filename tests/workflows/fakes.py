@@ -1,7 +1,9 @@
 """Activities under their registered names that play a script instead of touching the world.
 
 A step of a test's document says what its attempts do: `{"id": "a", "type": "fake", "play": ["fail",
-"ok"]}`; the last word counts for all further attempts.
+"ok"]}`; the last word counts for all further attempts. With `runs` in place of `play`, a word says
+what a whole run of the trial does; with `by_trial`, what each trial does. `cost` is what an attempt
+used.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.contexts import Contexts
+from activities.limits import Slots
 from activities.results import Results
 from perdure.messages import (
     ContextDiffs,
     ContextRequest,
+    FailureKind,
     FinishTask,
+    LimitOptions,
     StepFailure,
     StepOutcome,
     StepTask,
@@ -33,19 +38,22 @@ from perdure.messages import (
     TaskInput,
     TaskOptions,
     TrialSummary,
+    WriteMissing,
     WriteSuite,
 )
 from perdure.names import (
     FINISH_TASK,
     RUN_STEP,
     WORKER_SHUTDOWN,
+    WRITE_MISSING,
     WRITE_SUITE,
     control_queue,
+    shared_queue,
     suite_workflow_id,
     task_workflow_id,
 )
 from perdure.sandbox import sandbox
-from worker import BEAT_THROTTLE, WORKFLOWS
+from worker import BEAT_THROTTLE, SHARED_WORKFLOWS, STICKY_TIMEOUT, WORKFLOWS
 
 
 @dataclass
@@ -63,11 +71,23 @@ class World:
     suites: list[WriteSuite] = field(default_factory=list)
     mute: set[str] = field(default_factory=set)
     """Tasks that send their suite no signal."""
+    no_room_for: set[str] = field(default_factory=set)
+    """Tasks whose records cannot be written."""
+    missing: list[WriteMissing] = field(default_factory=list)
+    open: bool = False
+    """Whether steps that play `hold` may end."""
+    deaf: bool = False
+    """Whether they take no notice of a cancel."""
+    shared: str = ""
+    """Where the workflows of limits run; by default on a queue of this world's own."""
+    limits: LimitOptions = field(default_factory=LimitOptions)
 
     def __post_init__(self) -> None:
         # Telling and probing touch nothing but the server: they are the real ones.
         nowhere = Path("/nonexistent")
         self.results = Results(self.client, nowhere, nowhere, Contexts(self.client))
+        self.shared = self.shared or shared_queue(self.queue)
+        self.slots = Slots(self.client, self.shared, self.limits)
 
     def attempts(self, step_id: str) -> int:
         """How often a step was started, over all tasks."""
@@ -87,17 +107,26 @@ class World:
     async def _play(self, task: StepTask) -> StepOutcome:
         step = task.step
         script = step.get("play", ["ok"])
-        word = script[min(task.attempt, len(script)) - 1]
+        turn = task.attempt
+        if "runs" in step:
+            again = (task.run.workflow_id, step["id"])
+            script = step["runs"]
+            turn = sum(1 for s in self.steps if (s.run.workflow_id, s.step["id"]) == again)
+        if "by_trial" in step:
+            script, turn = step["by_trial"], task.run.trial
+        word = script[min(turn, len(script)) - 1]
+        usage = {"cost": step["cost"]} if "cost" in step else {}
         value = {
             "attempt": task.attempt,
             **({"text": "x" * step["size"]} if "size" in step else {}),
         }
         ops = [{"op": "set", "path": ["results", step["id"]], "value": value}]
         if word == "ok":
-            return StepOutcome("succeeded", ops, host="here")
-        if word == "fail":
-            failure = StepFailure("asked to fail", type=step.get("error", "Asked"))
-            outcome = StepOutcome("failed", ops, failure=failure, host="here")
+            return StepOutcome("succeeded", ops, host="here", usage=usage)
+        if word in ("fail", "infra"):
+            kind: FailureKind = "infrastructure" if word == "infra" else "task"
+            failure = StepFailure("asked to fail", type=step.get("error", "Asked"), kind=kind)
+            outcome = StepOutcome("failed", ops, failure=failure, host="here", usage=usage)
             raise ApplicationError("asked to fail", outcome, type="Asked", non_retryable=True)
         if word == "shutdown":
             raise ApplicationError("stopping", type=WORKER_SHUTDOWN, non_retryable=True)
@@ -110,20 +139,31 @@ class World:
             answer = await handle.query("context_diffs", asked, result_type=ContextDiffs)
             ops[0]["value"]["diffs"] = len(answer.diffs)
             return StepOutcome("succeeded", ops, host="here")
-        assert word == "hang", word
-        try:
-            while True:
+        assert word in ("hang", "hold"), word
+        while word == "hang" or not self.open:
+            try:
                 activity.heartbeat(StepOutcome("failed", ops, host="here"))
-                await asyncio.sleep(0.1)
-        except asyncio.CancelledError:
-            return StepOutcome("cancelled", ops, host="here")
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                if not self.deaf:
+                    return StepOutcome("cancelled", ops, host="here")
+        return StepOutcome("succeeded", ops, host="here")
 
     @activity.defn(name=FINISH_TASK)
     async def finish_task(self, end: FinishTask) -> TrialSummary:
         self.finished.append(end)
+        summary = end.summary
+        if end.run.task_id in self.no_room_for:
+            summary = replace(summary, unwritten=True, note="no room")
         if end.run.task_id not in self.mute and end.suite_workflow_id:
-            await self.results._tell(end.suite_workflow_id, end.suite_run_id, end.summary)
-        return end.summary
+            await self.results._tell(end.suite_workflow_id, end.suite_run_id, summary)
+        return summary
+
+    @activity.defn(name=WRITE_MISSING)
+    async def write_missing(self, asked: WriteMissing) -> list[TrialSummary]:
+        self.missing.append(asked)
+        still = [trial for trial in asked.trials if trial.task_id in self.no_room_for]
+        return [replace(trial, note="still no room") for trial in still]
 
     @activity.defn(name=WRITE_SUITE)
     async def write_suite(self, suite: WriteSuite) -> None:
@@ -172,21 +212,36 @@ def task_document(id: str, *steps: dict[str, Any], **more: Any) -> dict[str, Any
 
 
 @asynccontextmanager
-async def world(client: Client) -> AsyncIterator[World]:
+async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
     """A worker of the real workflows and the fake activities, on a queue of its own."""
-    made = World(client, f"q-{uuid.uuid4().hex[:8]}")
+    made = World(client, **{"queue": f"q-{uuid.uuid4().hex[:8]}", **settings})
     async with (
         Worker(
             client,
             task_queue=made.queue,
             workflows=WORKFLOWS,
-            activities=[made.run_step, made.finish_task, made.write_suite],
+            activities=[made.run_step, made.finish_task, made.write_suite, made.write_missing],
             workflow_runner=sandbox(),
             max_heartbeat_throttle_interval=BEAT_THROTTLE,
             default_heartbeat_throttle_interval=BEAT_THROTTLE,
         ),
         Worker(
-            client, task_queue=control_queue(made.queue), activities=[made.results.probe_trials]
+            client,
+            task_queue=control_queue(made.queue),
+            activities=[
+                made.results.probe_trials,
+                made.slots.ask_slot,
+                made.slots.release_slot,
+                made.slots.remind_limits,
+            ],
+        ),
+        Worker(
+            client,
+            task_queue=made.shared,
+            workflows=SHARED_WORKFLOWS,
+            activities=[made.slots.probe_holders],
+            workflow_runner=sandbox(),
+            sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         ),
     ):
         yield made

@@ -9,8 +9,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.testing import WorkflowEnvironment
 
 from perdure.messages import ProgressRequest, SuiteProgress, SuiteResult, TaskOptions, TrialSummary
+from tests.waiting import until
 from tests.workflows.fakes import World, task_document, world
-from tests.workflows.test_task import event_types, until
+from tests.workflows.test_task import event_types
 
 
 @pytest.fixture
