@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -31,14 +32,20 @@ from activities.leftovers import (
     ARTIFACTS_LIMIT_BYTES,
     ARTIFACTS_LIMIT_COUNT,
 )
-from activities.places import RunPlace, UnsafeName, safe_part
+from activities.places import RunPlace
 from activities.safe_files import copy_below, folder_below, parts_of
 from perdure.core.summary import clip_summary
 from perdure.errors import PerdureError
-from perdure.messages import ClosedTrial, FinishTask, ProbeTrials, TrialSummary, WriteSuite
-from perdure.names import BAD_INPUT, FINISH_TASK, PROBE_TRIALS, WRITE_SUITE
+from perdure.messages import (
+    ClosedTrial,
+    FinishTask,
+    ProbeTrials,
+    RunRef,
+    TrialSummary,
+)
+from perdure.names import FINISH_TASK, PROBE_TRIALS
 from perdure.payloads import adapter
-from perdure.results import result_line, suite_files, trial_files, write_json
+from perdure.results import SuiteFiles, result_line, trial_files
 
 UNREPORTED = ("lost", "interrupted")
 """Attempts that ended without a word; what they left may be another's."""
@@ -69,56 +76,25 @@ class Results:
     async def finish_task(self, end: FinishTask) -> TrialSummary:
         """Write the record of a run that has ended, and tell its suite.
 
-        A record that cannot be written is a note in the summary, not a failure: it is kept in
-        the workflow's history, and the suite must hear of the end.
+        A record that cannot be written is a note in the summary, and marks it `unwritten`; it is
+        no failure: the workflow's history has it (`write_missing`), and the suite must hear of
+        the end.
         """
         summary = end.summary
         try:
-            await asyncio.to_thread(self._write_run, end)
-        except (OSError, PerdureError) as error:
-            note = f"the record could not be written: {error}; see `perdure show`"
+            await asyncio.to_thread(self.write_run, end)
+        except OSError as error:
+            note = self.unwritten_note(end.run, end.results_dir, error)
+            summary = clip_summary(replace(summary, note=note, unwritten=True))
+            activity.logger.error("%s: %s", end.run.workflow_id, note)
+        except PerdureError as error:  # no room that somebody makes would help
+            note = f"its record could not be written: {error}; see it with `perdure show`"
             summary = clip_summary(replace(summary, note=note))
             activity.logger.error("%s: %s", end.run.workflow_id, note)
         self._contexts.forget(end.run.run_id)
         if end.suite_workflow_id:
             await self._tell(end.suite_workflow_id, end.suite_run_id, summary)
         return summary
-
-    @activity.defn(name=WRITE_SUITE)
-    async def write_suite(self, suite: WriteSuite) -> None:
-        """Write the suite's own file.
-
-        One that cannot be written is noted in the log, and not a failure: its content is kept in
-        the workflow's history, and the tasks need not wait for a disk.
-
-        Raises ApplicationError:
-            BadInput: the suite's name cannot be part of a path; not retried.
-        """
-        try:
-            files = suite_files(self._base(suite.results_dir), safe_part(suite.suite))
-        except UnsafeName as error:
-            raise ApplicationError(str(error), type=BAD_INPUT, non_retryable=True) from None
-        totals = {
-            status: sum(1 for t in suite.trials if t.status == status)
-            for status in ("succeeded", "failed", "cancelled")
-        }
-        value = {
-            "suite": suite.suite,
-            "run_id": suite.run_id,
-            "digest": suite.digest,
-            "status": suite.status,
-            "started_at": suite.started_at,
-            "totals": {"total": sum(t["repeats"] for t in suite.tasks), **totals},
-            "tasks": suite.tasks,
-        }
-        try:
-            await asyncio.to_thread(write_json, files.suite_file, value)
-        except OSError as error:
-            activity.logger.error(
-                "suite %s: its file could not be written: %s; see `perdure show`",
-                suite.suite,
-                error,
-            )
 
     @activity.defn(name=PROBE_TRIALS)
     async def probe_trials(self, probe: ProbeTrials) -> list[ClosedTrial]:
@@ -147,17 +123,25 @@ class Results:
             raise
 
     async def _tell(self, suite_id: str, run_id: str | None, summary: TrialSummary) -> None:
-        """Signal the suite, unless the run of it that started the task is there to hear."""
+        """Signal the suite, unless the run of it that started the task is there to hear.
+
+        It hears by the task's handle, which tells of a cancelled workflow only that it was.
+        """
         handle = self._client.get_workflow_handle(suite_id)
         try:
-            if run_id and (await handle.describe()).run_id == run_id:
+            is_told = summary.status != "cancelled"
+            if is_told and run_id and (await handle.describe()).run_id == run_id:
                 return
             await handle.signal("trial_ended", summary)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:  # a suite that closed needs no word
                 raise
 
-    def _write_run(self, end: FinishTask) -> None:
+    def write_run(self, end: FinishTask) -> None:
+        """Write a run's directory of results and its line, and forget its secrets; any thread.
+
+        Whole or not at all. Raises OSError, and UnsafeName.
+        """
         place = RunPlace.of(self._runs, end.run)
         try:
             self._write_record(end, place)
@@ -165,21 +149,23 @@ class Results:
             self._forget_secrets(place, end.record)
 
     def _write_record(self, end: FinishTask, place: RunPlace) -> None:
-        files, target = trial_files(self._base(end.results_dir), end.run)
+        files, target = self.trial_files(end.run, end.results_dir)
         # An earlier call may still be at it: one that took too long is repeated beside it.
         stem = f".{target.name}.{end.run.run_id}."
-        for stale in target.parent.glob(f"{stem}*"):
-            shutil.rmtree(stale, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for name in os.listdir(target.parent):
+            if name.startswith(stem):
+                shutil.rmtree(target.with_name(name), ignore_errors=True)
         draft = target.with_name(stem + secrets.token_hex(8))
-        draft.mkdir(parents=True)
+        draft.mkdir()
         try:
-            for step in end.record["steps"]:
-                for attempt in step["attempts"]:
-                    name = place.attempt(step["id"], attempt["number"]).name
-                    self._keep_attempt(_home(place, step, attempt), name, attempt, draft)
+            for step, attempt in self._with_folders(place, end.record):
+                name = place.attempt(step["id"], attempt["number"]).name
+                self._keep_attempt(_home(place, step, attempt), name, attempt, draft)
             events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
             (draft / "events.jsonl").write_text(events, "utf-8")
-            write_json(draft / "record.json", end.record)
+            record = json.dumps(end.record, ensure_ascii=False)
+            (draft / "record.json").write_text(record, "utf-8")
             _swap(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -212,15 +198,42 @@ class Results:
                 _raise_if_ours(error)
                 _log.warning("artifact %r of %s is not kept: %s", path, name, error)
 
+    def _with_folders(
+        self, place: RunPlace, record: dict[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The attempts of steps that made directories, in order; most small steps make none.
+
+        To look for each in vain would cost more than all the rest of a small run's record.
+        """
+        made: set[str] = set()
+        with contextlib.suppress(OSError), self._below_runs(place.steps) as folder:
+            made.update(name.rpartition(".")[0] for name in os.listdir(folder))
+        for step in record["steps"]:
+            if step["id"] in made:
+                for attempt in step["attempts"]:
+                    yield step, attempt
+
     def _forget_secrets(self, place: RunPlace, record: dict[str, Any]) -> None:
         """Remove what held the run's secrets: its own file, and those of its attempts."""
-        for step in record["steps"]:
-            for attempt in step["attempts"]:
-                own = place.attempt(step["id"], attempt["number"])
-                with contextlib.suppress(OSError), self._below_runs(own) as folder:
-                    forget_in(folder)
+        for step, attempt in self._with_folders(place, record):
+            own = place.attempt(step["id"], attempt["number"])
+            with contextlib.suppress(OSError), self._below_runs(own) as folder:
+                forget_in(folder)
         with contextlib.suppress(FileNotFoundError), self._below_runs(place.root) as folder:
             os.unlink(place.secrets.name, dir_fd=folder)
+
+    def trial_files(self, run: RunRef, results_dir: str | None) -> tuple[SuiteFiles, Path]:
+        """The files of a run's suite, and its own directory. Raises UnsafeName."""
+        return trial_files(self._base(results_dir), run)
+
+    def unwritten_note(self, run: RunRef, results_dir: str | None, error: OSError) -> str:
+        """What people are told of a record that could not be written: where, why, what to do."""
+        _, target = self.trial_files(run, results_dir)
+        return (
+            f"its record could not be written to {target}: {error.strerror or error}; "
+            f"{_remedy(error)}, and type the same again to have it written "
+            "(until then `perdure show` has it)"
+        )
 
     def _below_runs(self, path: Path) -> contextlib.AbstractContextManager[int]:
         return folder_below(self._runs, path.relative_to(self._runs).as_posix())
@@ -268,6 +281,17 @@ def _raise_if_ours(error: OSError) -> None:
         raise error
 
 
+def _remedy(error: OSError) -> str:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "make room there"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "make it writable for the worker"
+        case errno.ENOTDIR | errno.EEXIST:
+            return "move away what is in its place"
+    return "put that right"
+
+
 def _room_for(artifacts: Path, path: str) -> Path:
     """Where an artifact is to lie, with nothing of an earlier attempt in its way."""
     target = artifacts.joinpath(*parts_of(path))
@@ -292,6 +316,8 @@ def _swap(draft: Path, target: Path) -> None:
         except OSError as error:
             # Another call of the same run was faster, just now.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or attempt + 1 == SWAP_TRIES:
+                with contextlib.suppress(OSError):  # better the earlier run's files than none
+                    old.rename(target)
                 raise
         else:
             return

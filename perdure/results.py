@@ -1,16 +1,19 @@
 """The files of results: what a suite leaves on disk, readable without any server.
 
 ```
-<results>/<suite>/suite.json       the suite: tasks, digests, totals
+<results>/<suite>/suite.json       the suite: state, tasks, digests, totals, how each trial ended
 <results>/<suite>/results.jsonl    a line as each trial ends
 <results>/<suite>/<task>/<trial>/  record.json, events.jsonl, steps/<step>.<attempt>/, artifacts/
 ```
 
-Every file is written whole and then moved into place, so a reader never sees half of one.
+Every file is written whole and then moved into place, so a reader never sees half of one; a line
+of results.jsonl that a full disk or a crash cut off is taken out by the next one. Paths in them
+are none: a directory of results can be copied to another machine and read there.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,12 +26,21 @@ from typing import Any
 
 from perdure.errors import PerdureError
 from perdure.messages import RunRef
+from perdure.results_shapes import LINE, RECORD, SUITE, ResultsError, checked
+from perdure.safe_names import safe_part
+
+__all__ = [
+    "ResultsError",
+    "SuiteFiles",
+    "check_owner",
+    "check_writable",
+    "result_line",
+    "suite_files",
+    "trial_files",
+    "write_json",
+]
 
 _TAIL_BYTES = 256 * 1024
-
-
-class ResultsError(PerdureError):
-    """Files of results that cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -48,47 +60,102 @@ class SuiteFiles:
         return self.root / "results.jsonl"
 
     def trial(self, task_id: str, trial: int) -> Path:
-        """The directory of one trial."""
-        return self.root / task_id / str(trial)
+        """The directory of one trial.
+
+        Raises UnsafeName for a task's id that leads elsewhere.
+        """
+        return self.root / safe_part(task_id) / str(int(trial))
 
     def read_suite(self) -> dict[str, Any] | None:
         """The suite's file; None if there is none.
 
         Raises ResultsError if it is not what perdure wrote.
         """
-        return _read_json(self.suite_file)
+        value = _read_json(self.suite_file)
+        return None if value is None else checked(value, SUITE, self.suite_file)
 
     def read_record(self, task_id: str, trial: int) -> dict[str, Any] | None:
-        """The record of one trial; None if there is none."""
-        return _read_json(self.trial(task_id, trial) / "record.json")
+        """The record of one trial; None if there is none.
+
+        Raises ResultsError if it is not what perdure wrote, and UnsafeName.
+        """
+        path = self.trial(task_id, trial) / "record.json"
+        value = _read_json(path)
+        return None if value is None else checked(value, RECORD, path)
+
+    def read_events(self, task_id: str, trial: int) -> list[dict[str, Any]] | None:
+        """What happened in one trial, in order; None if there is no record of it.
+
+        Raises ResultsError if it is not what perdure wrote, and UnsafeName.
+        """
+        path = self.trial(task_id, trial) / "events.jsonl"
+        if not os.path.lexists(path):
+            return None
+        events = [event for _, event in _json_lines(path)]
+        for number, event in enumerate(events, 1):
+            if not isinstance(event.get("type"), str) or not isinstance(
+                event.get("at"), int | float
+            ):
+                raise ResultsError(
+                    f"{path}: event {number} is not what perdure writes there; move the file away"
+                )
+        return events
 
     def lines(self) -> list[dict[str, Any]]:
         """The newest line of each trial, in order of their end.
 
         A trial that ran again has several lines, and a line repeated after a crash counts once.
+        Raises ResultsError if there are other lines than perdure's.
         """
         newest: dict[tuple[str, int], dict[str, Any]] = {}
-        for line in _json_lines(self.lines_file):
-            key = (line.get("task", ""), line.get("trial", 0))
+        for number, value in _json_lines(self.lines_file):
+            line = checked(value, LINE, self.lines_file, f"line {number} ")
+            key = (line["task"], line["trial"])
             newest.pop(key, None)
             newest[key] = line
         return list(newest.values())
 
+    def line_of_record(self, task_id: str, trial: int) -> dict[str, Any] | None:
+        """A trial's line made from its record; None if there is none that can be read.
+
+        For a line that a crash or a full disk kept from being written.
+        """
+        try:
+            record = self.read_record(task_id, trial)
+        except PerdureError:
+            return None
+        return None if record is None else result_line(record)
+
+    def run_ids(self) -> set[str]:
+        """The runs that have a line."""
+        return {str(line.get("run_id")) for _, line in _json_lines(self.lines_file)}
+
     def append_line(self, line: dict[str, Any]) -> None:
-        """Add a trial's line, unless it is there already (a repeat after a crash)."""
+        """Add a trial's line, unless it is there already (a repeat after a crash).
+
+        Whole or not at all: what a full disk lets through of it is taken back.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         mark = f'"run_id":{json.dumps(line["run_id"])}'.encode()
-        with self.lines_file.open("a+b") as file:
+        with self.lines_file.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
-            tail = file.read()
-            if mark in tail:
+            whole, newline, rest = (file.readall() or b"").rpartition(b"\n")
+            if mark in whole:
                 return
-            if tail and not tail.endswith(b"\n"):
-                data = b"\n" + data  # an earlier write was cut off
-            file.write(data)
+            if rest and (newline or size == len(rest)) and not _is_json(rest):
+                size -= len(rest)  # a line that a crash cut off; its trial writes it again
+                file.truncate(size)
+            elif rest:
+                data = b"\n" + data
+            try:
+                while data:
+                    data = data[file.write(data) or 0 :]
+            except OSError:
+                file.truncate(size)
+                raise
 
 
 def check_writable(results: Path, suite: str | None = None) -> None:
@@ -104,10 +171,32 @@ def check_writable(results: Path, suite: str | None = None) -> None:
             _try_to_write(folder)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room there" if is_full else "make it a directory that you may write to"
         raise ResultsError(
-            f"{folder}: results cannot be written there ({reason}); make it a directory that you "
-            "may write to, or name another (--results, `results_dir`)"
+            f"{folder}: results cannot be written there ({reason}); {remedy}, or name another "
+            "(--results, `results_dir`)"
         ) from error
+
+
+def check_owner(results: Path, suite: str, server: str | None) -> None:
+    """Refuse a suite's directory in which a suite of another server may be writing.
+
+    `server`: this one's id; None: not known. What a suite of another server has left when it was
+    over gives way. Raises ResultsError, which says what to do.
+    """
+    files = suite_files(results, suite)
+    try:
+        known = files.read_suite()
+    except ResultsError:
+        return  # it is replaced
+    other = known and known.get("server")
+    if known and other and server and other != server and known["status"] == "running":
+        raise ResultsError(
+            f"{files.root} holds the results of a suite {suite!r} that another server runs, or "
+            f"left when it was killed; name another by --suite, or another directory by --results; "
+            "if that server is gone, move the directory away"
+        )
 
 
 def _try_to_write(folder: Path) -> None:
@@ -159,8 +248,8 @@ def result_line(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def suite_files(results: Path, suite: str) -> SuiteFiles:
-    """The files of `suite` below `results`."""
-    return SuiteFiles(results / suite)
+    """The files of `suite` below `results`. Raises UnsafeName for one that leads elsewhere."""
+    return SuiteFiles(results / safe_part(suite))
 
 
 def trial_files(results: Path, run: RunRef) -> tuple[SuiteFiles, Path]:
@@ -169,29 +258,46 @@ def trial_files(results: Path, run: RunRef) -> tuple[SuiteFiles, Path]:
     return files, files.trial(run.task_id, run.trial)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> Any:
+    """The value in a file; None if there is no file."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+        text = path.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise ResultsError(f"{path}: cannot be read ({error}); move it away") from error
-    if not isinstance(value, dict):
-        raise ResultsError(f"{path}: is not a file of results; move it away")
-    return value
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise ResultsError(
+            f"{path}: is damaged ({error}); move it away, or restore a copy"
+        ) from error
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "is empty" if not text.strip() else f"is damaged ({error})"
+        raise ResultsError(f"{path}: {what}; move it away, or restore a copy") from error
+    return {} if value is None else value  # `null` is there, and wrong
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in a file of JSON lines, with their lines' numbers; none without a file."""
     try:
         text = path.read_text("utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error})") from error
-    for line in text.splitlines():
+        raise ResultsError(f"{path}: cannot be read ({error.strerror or error})") from error
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # a line that a crash cut off; its trial has written it again
         if isinstance(value, dict):
-            yield value
+            yield number, value
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

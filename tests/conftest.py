@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import hypothesis
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
 if TYPE_CHECKING:
+    from perdure.client import Perdure
     from perdure.config import Settings
 
 # These machines are shared and slow at times: an example may take as long as it takes.
@@ -37,13 +41,35 @@ def require(name: str) -> str:
     one of those the test fails.
     """
     program = PROGRAMS.get(name, name)
-    if path := find_program(program):
-        return path
-    reason = f"{name} is absent: no {program} beside {sys.executable} or on PATH"
+    path = find_program(program)
+    if not path:
+        absent(name, f"{name} is absent: no {program} beside {sys.executable} or on PATH")
+    return path
+
+
+def absent(name: str, reason: str) -> NoReturn:
+    """Skip the test, or fail it where `PERDURE_REQUIRE` names what it lacks."""
     required = os.environ.get("PERDURE_REQUIRE", "")
     if name in (entry.strip() for entry in required.split(",")):
         pytest.fail(f"{reason}, and PERDURE_REQUIRE={required} asks for it", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, which can be filled up; `PERDURE_REQUIRE` calls it `small-disk`."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        [require("mount"), "-t", "tmpfs", "-o", "size=1m", "perdure-test", str(path)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        absent("small-disk", f"no file system can be mounted: {mounted.stderr.strip()}")
+    yield path
+    # Lazily: a worker that is still ending may have a file open.
+    subprocess.run([require("umount"), "--lazy", str(path)], check=True)
 
 
 @pytest.fixture(scope="session")
@@ -73,3 +99,28 @@ async def temporal(temporal_settings: Settings) -> AsyncIterator[WorkflowEnviron
         dev_server_extra_args=[*FLAGS, *attributes],
     ) as environment:
         yield environment
+
+
+@pytest.fixture
+async def perdure(
+    temporal: WorkflowEnvironment, temporal_settings: Settings, tmp_path: Path
+) -> AsyncIterator[Perdure]:
+    """A client of a server that is not embedded, and a worker on its queue."""
+    from perdure.client import Perdure
+    from worker import WorkerOptions, serving
+
+    settings = replace(
+        temporal_settings,
+        queue=f"q-{uuid.uuid4().hex[:8]}",
+        blobs_shared=True,
+        temporal_env={"TEMPORAL_ADDRESS": temporal.client.service_client.config.target_host},
+    )
+    options = WorkerOptions(
+        settings.queue, "here", settings.state.runs, settings.state.results, single_host=False
+    )
+    settings.state.prepare()
+    async with (
+        serving(temporal.client, options),
+        await Perdure.connect(settings) as connection,
+    ):
+        yield connection

@@ -35,6 +35,8 @@ def test_totals_count_trials_and_add_up_what_they_used() -> None:
         "succeeded": 1,
         "failed": 1,
         "cancelled": 0,
+        "failed_by_kind": {"infrastructure": 1},
+        "not_run": 1,
         "usage": {"cost": 1.5, "tokens": 7},
     }
     assert (document["suite"], document["run_id"]) == ("s", "r")
@@ -44,8 +46,56 @@ def test_a_trial_that_was_not_run_is_not_a_failed_one() -> None:
     document = outcome("s", "r", [task("a"), task("b")], Trials([line("a")]))
     assert [t["status"] for t in document["tasks"]] == ["succeeded", "not_run"]
     assert document["tasks"][1]["trials"] == []
-    assert document["totals"]["failed"] == 0
+    assert (document["totals"]["failed"], document["totals"]["not_run"]) == (0, 1)
+    assert document["status"] == "cancelled"
     assert document["pass_at_k"] == {"1": 1.0}
+
+
+def test_what_a_limit_kept_from_running_makes_a_suite_fail_and_the_reason_is_told() -> None:
+    trials = Trials([line("a")], stopped="cost 2.5 (max_cost: 2)")
+    document = outcome("s", "r", [task("a"), task("b")], trials)
+    assert (document["status"], document["stopped"]) == ("failed", "cost 2.5 (max_cost: 2)")
+
+
+def test_of_a_trial_that_ended_twice_the_last_end_counts_and_none_while_it_runs_again() -> None:
+    twice = [line("a", "failed", failure_kind="timeout"), line("a")]
+    assert outcome("s", "r", [task("a")], Trials(twice))["totals"]["failed"] == 0
+    again = outcome("s", "r", [task("a")], Trials(twice, [("a", 1)], is_open=True))
+    assert (again["totals"]["running"], again["tasks"][0]["trials"]) == (1, [])
+
+
+def test_a_trial_beyond_the_repeats_is_left_out() -> None:
+    document = outcome("s", "r", [task("a")], Trials([line("a"), line("a", trial=2)]))
+    assert document["totals"]["succeeded"] == document["totals"]["total"] == 1
+
+
+def test_failures_are_counted_by_kind_in_one_order() -> None:
+    kinds = ["infrastructure", "task", "bad_input", "task", "timeout", "environment"]
+    ended = [line(str(n), "failed", failure_kind=kind) for n, kind in enumerate(kinds)]
+    totals = outcome("s", "r", [task(str(n)) for n in range(6)], Trials(ended))["totals"]
+    assert list(totals["failed_by_kind"].items()) == [
+        ("task", 2), ("timeout", 1), ("environment", 1), ("infrastructure", 1), ("bad_input", 1),
+    ]  # fmt: skip
+
+
+@given(data=st.data())
+def test_totals_always_add_up(data: st.DataObject) -> None:
+    tasks = [task(id, data.draw(st.integers(1, 3), id)) for id in "abc"]
+    runs = st.tuples(st.sampled_from("abcd"), st.integers(1, 4))
+    ended = [
+        line(id, data.draw(st.sampled_from(["succeeded", "failed", "cancelled"])), trial)
+        for id, trial in data.draw(st.lists(runs))
+    ]
+    known = {(t.task["id"], trial) for t in tasks for trial in range(1, t.repeats + 1)}
+    running = data.draw(st.lists(st.sampled_from(sorted(known)), unique=True))
+    is_open = data.draw(st.booleans())
+    totals = outcome("s", "r", tasks, Trials(ended, running, is_open))["totals"]
+    parts = ("succeeded", "failed", "cancelled", "not_run", "running", "pending")
+    assert totals["total"] == sum(totals.get(part, 0) for part in parts)
+    assert all(totals.get(part, 0) >= 0 for part in parts)
+    assert sum(totals["failed_by_kind"].values()) == totals["failed"]
+    assert ("pending" in totals) == is_open
+    assert totals["not_run"] == 0 or not is_open
 
 
 @pytest.mark.parametrize(
@@ -58,6 +108,7 @@ def test_a_trial_that_was_not_run_is_not_a_failed_one() -> None:
         (["succeeded"], [], False, ("not_run", True)),
         (["succeeded"], [("a", 2)], True, ("running", True)),
         (["succeeded"], [], True, ("pending", True)),
+        ([], [("a", 1)], False, ("running", False)),
         ([], [], True, ("pending", False)),
     ],
 )

@@ -36,6 +36,7 @@ def events(
     """Print the events of one run: when, what, which step.
 
     Nothing is run: what a server knows is asked of it, the rest is read from files of results.
+    With --results DIR only those files are read, from any machine, and no server is asked.
     """
     from perdure.cli.reading import named
 
@@ -80,25 +81,22 @@ def event_line(event: dict[str, Any]) -> str:
 async def _events(
     suite: str, task_id: str, trial: int, results: Path | None, follow: bool
 ) -> AsyncIterator[dict[str, Any]]:
-    from perdure.cli.reading import Named, results_root, server_to_read
-    from perdure.client import UnknownRun
-    from perdure.config import Settings
+    from perdure.cli.reading import Named, to_read
     from perdure.results import suite_files
 
-    settings = Settings.from_env()
-    async with server_to_read(settings) as perdure:
+    async with to_read(results) as (perdure, root):
         if perdure:
+            from perdure.event_log import UnknownRun
+
             with contextlib.suppress(UnknownRun):  # its history may be gone, its files not
                 async for event in perdure.run(f"{suite}/{task_id}/{trial}").events(follow=follow):
                     yield event
                 return
-    file = suite_files(results_root(settings, results), suite).trial(task_id, trial)
-    try:
-        lines = (file / "events.jsonl").read_text("utf-8").splitlines()
-    except OSError:
-        raise UnknownRun(
-            f"there is no run {Named(suite, task_id, trial)}; `perdure list {suite}` shows those "
-            "there are"
-        ) from None
-    for line in lines:
-        yield json_module.loads(line)
+        kept = suite_files(root, suite).read_events(task_id, trial)
+        if kept is None:
+            raise PerdureError(
+                f"there is no run {Named(suite, task_id, trial)}; `perdure list {suite}` shows "
+                "those there are"
+            )
+        for event in kept:
+            yield event

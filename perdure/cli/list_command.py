@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.console import emit_json, emit_table, say
+from perdure.cli.console import emit, emit_json, emit_table, printable, say
 from perdure.cli.options import JsonOption, ResultsOption, results_dir
+from perdure.errors import PerdureError
 
 
 def list_runs(
@@ -23,6 +24,7 @@ def list_runs(
     """List suites with their state, newest first; with SUITE, the runs of its tasks.
 
     Nothing is run: what a server knows is asked of it, the rest is read from files of results.
+    With --results DIR only those files are read, from any machine, and no server is asked.
     """
     from perdure.cli.reading import named
 
@@ -51,79 +53,45 @@ def _show_runs(runs: list[dict[str, Any]], *, json: bool) -> None:
 
     if json:
         emit_json(runs)
-    elif runs:
-        emit_table(runs_table(runs))
-    else:
+        return
+    if not runs:
         say("no task has run yet")
+        return
+    emit_table(runs_table(runs))
+    notes = [f"note: {run['run']}: {run['note']}" for run in runs if run["note"]]
+    for line in ["", *notes] if notes else []:
+        emit(printable(line, 1000))
 
 
 async def _suites(results: Path | None) -> list[dict[str, Any]]:
     """What the server knows, and what only files tell of any more."""
-    from perdure.cli.reading import results_root, server_to_read, suites_on_disk
-    from perdure.config import Settings
+    from perdure.cli.reading import suites_on_disk, to_read
 
-    settings = Settings.from_env()
     found: list[dict[str, Any]] = []
-    async with server_to_read(settings) as perdure:
+    async with to_read(results) as (perdure, root):
         if perdure:
-            found = [
-                {
-                    "suite": entry.suite,
-                    "status": entry.status,
-                    "run_id": entry.run_id,
-                    "started_at": entry.started_at,
-                    "totals": {
-                        "total": entry.total,
-                        "succeeded": entry.succeeded,
-                        "failed": entry.failed,
-                        "cancelled": entry.cancelled,
-                    },
-                }
-                for entry in await perdure.suites()
-            ]
-    known = {entry["suite"] for entry in found}
-    for entry in suites_on_disk(results_root(settings, results)):
-        if entry["suite"] not in known:
-            found.append(
-                {key: entry[key] for key in ("suite", "status", "run_id", "started_at", "totals")}
-            )
+            found = [entry.to_dict() for entry in await perdure.suites()]
+        known = {entry["suite"] for entry in found}
+        found += [entry for entry in suites_on_disk(root) if entry["suite"] not in known]
     return sorted(found, key=lambda entry: entry["started_at"] or 0.0, reverse=True)
 
 
 async def _runs(suite: str | None, results: Path | None) -> list[dict[str, Any]]:
-    from perdure.cli.reading import (
-        results_root,
-        runs_on_disk,
-        server_to_read,
-        suites_on_disk,
-    )
-    from perdure.config import Settings
-    from perdure.errors import PerdureError
+    from perdure.cli.reading import runs_on_disk, suites_on_disk, to_read
 
-    settings = Settings.from_env()
     found: list[dict[str, Any]] = []
-    async with server_to_read(settings) as perdure:
+    async with to_read(results) as (perdure, root):
         if perdure:
-            found = [
-                {
-                    "run": f"{entry.suite}/{entry.task_id}"
-                    + (f"/{entry.trial}" if entry.trial > 1 else ""),
-                    "suite": entry.suite,
-                    "task": entry.task_id,
-                    "trial": entry.trial,
-                    "run_id": entry.run_id,
-                    "status": entry.status,
-                    "started_at": entry.started_at,
-                    "duration": entry.duration,
-                    "failure": entry.failure,
-                }
-                for entry in await perdure.runs(suite)
-            ]
-    root = results_root(settings, results)
-    known = {entry["suite"] for entry in found}
-    for entry in suites_on_disk(root):
-        if entry["suite"] not in known and suite in (None, entry["suite"]):
-            found += runs_on_disk(root, entry["suite"])
+            found = [entry.to_dict() for entry in await perdure.runs(suite)]
+        known = {entry["suite"] for entry in found}
+        names = [entry["suite"] for entry in suites_on_disk(root)] if suite is None else [suite]
+        for name in names:
+            if name not in known:
+                found += runs_on_disk(root, name)
     if suite is not None and not found:
-        raise PerdureError(f"there is no suite {suite!r}; `perdure list` shows those there are")
+        at = f" in {root}" if results else ""
+        raise PerdureError(
+            f"there is no suite {suite!r}{at}, or nothing of it has run yet; `perdure list` shows "
+            "those there are"
+        )
     return found

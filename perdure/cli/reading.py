@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli.console import say
 from perdure.errors import PerdureError
+from perdure.outcome import trials_of
 
 if TYPE_CHECKING:
     from perdure.client import Perdure
@@ -102,31 +103,55 @@ async def server_to_act(settings: Settings, what: str) -> AsyncIterator[Perdure]
         yield perdure
 
 
-def results_root(settings: Settings, given: Path | None) -> Path:
-    """The directory of the files of results."""
-    return given or settings.state.results
+@asynccontextmanager
+async def to_read(given: Path | None) -> AsyncIterator[tuple[Perdure | None, Path]]:
+    """What to read from: a connection, if there is one, and the directory of results.
+
+    `given`: what `--results` names. Then there is no connection: the files may come from another
+    machine, and neither server nor state directory is looked for. Raises ResultsError if it holds
+    no results.
+    """
+    if given is not None:
+        from perdure.stored_results import require_results
+
+        require_results(given)
+        yield None, given
+        return
+    from perdure.config import Settings
+
+    settings = Settings.from_env()
+    async with server_to_read(settings) as perdure:
+        yield perdure, settings.state.results
 
 
 def suites_on_disk(results: Path) -> list[dict[str, Any]]:
-    """The suites' own files below `results`, newest first; what cannot be read is told of."""
-    from perdure.results import ResultsError, suite_files
+    """The suites below `results` as `perdure list` shows them, newest first.
 
-    found = []
-    for file in sorted(results.glob("*/suite.json")):
-        try:
-            suite = suite_files(results, file.parent.name).read_suite()
-        except ResultsError as error:
-            say(f"note: {error}")
-            continue
-        if suite and isinstance(suite.get("suite"), str):
-            found.append(suite)
-    return sorted(found, key=lambda suite: suite.get("started_at") or 0.0, reverse=True)
+    What cannot be read is told of on stderr.
+    """
+    from perdure.stored_results import stored_suites
+
+    found = stored_suites(results, lambda problem: say(f"note: {problem}"))
+    return [
+        {key: stored.document[key] for key in ("suite", "status", "paused", "stopped", "run_id")}
+        | {"started_at": stored.started_at, "totals": stored.document["totals"]}
+        for stored in found
+    ]
 
 
 def runs_on_disk(results: Path, suite: str) -> list[dict[str, Any]]:
-    """The ended trials of a suite, as files of results tell of them, in order of their end."""
-    from perdure.results import suite_files
+    """The ended trials of a suite as `perdure list SUITE` shows them, in order of their tasks.
 
+    Raises ResultsError for files that are not what perdure writes.
+    """
+    from perdure.results import suite_files
+    from perdure.stored_results import stored_suite
+
+    stored = stored_suite(results, suite)
+    if stored:
+        ended = [{**trial, "task": task["id"]} for task, trial in trials_of(stored.document)]
+    else:  # tasks that were started by themselves
+        ended = suite_files(results, suite).lines()
     return [
         {
             "run": str(Named(suite, line["task"], line["trial"])),
@@ -137,24 +162,28 @@ def runs_on_disk(results: Path, suite: str) -> list[dict[str, Any]]:
             "status": line["status"],
             "started_at": line["started_at"],
             "duration": line["duration"],
-            "failure": (line["failure"] or {}).get("reason"),
+            "failure": line["failure"],
+            "note": line.get("note"),
         }
-        for line in suite_files(results, suite).lines()
+        for line in ended
     ]
 
 
 def outcome_on_disk(results: Path, suite: str) -> dict[str, Any] | None:
-    """A suite's document as its files tell it; None if it has none."""
-    from perdure.messages import SuiteTask
-    from perdure.outcome import Trials, outcome
-    from perdure.results import suite_files
+    """A suite's document as its files tell it; None if it has none.
 
-    files = suite_files(results, suite)
-    known = files.read_suite()
-    if known is None:
-        return None
-    tasks = [SuiteTask({"id": t["id"]}, t["digest"], repeats=t["repeats"]) for t in known["tasks"]]
-    return outcome(suite, known["run_id"], tasks, Trials(ended=files.lines()))
+    Raises ResultsError for files that are not what perdure writes.
+    """
+    from perdure.results import ResultsError, suite_files
+    from perdure.stored_results import stored_suite
+
+    stored = stored_suite(results, suite)
+    if stored is None and (files := suite_files(results, suite)).lines_file.exists():
+        raise ResultsError(
+            f"{files.suite_file} is missing: its tasks were started by themselves, or the copy is "
+            f"not whole; single runs can be read all the same (`perdure list {suite}`)"
+        )
+    return None if stored is None else stored.document
 
 
 def _is_trial(text: str) -> bool:

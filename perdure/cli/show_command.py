@@ -8,12 +8,14 @@ from typing import Any
 
 from perdure.cli.console import emit, emit_json, emit_table, printable
 from perdure.cli.options import JsonOption, ResultsOption, RunArgument, results_dir
+from perdure.errors import PerdureError
 
 
 def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = False) -> None:
     """Show a suite, or one run: its steps, attempts and failures, and where its files are.
 
-    Nothing is run: what a server knows is asked of it, the rest is read from files of results.
+    Nothing is run: what a server knows is asked of it, the rest is read from files of results;
+    with --results DIR only those files are read, from any machine, and no server is asked.
     --json prints the whole record of a run, its context included.
     """
     from perdure.cli.reading import named
@@ -36,16 +38,14 @@ def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = Fal
 
 
 async def _suite(suite: str, results: Path | None) -> tuple[dict[str, Any], Path | None]:
-    from perdure.cli.reading import outcome_on_disk, results_root, server_to_read
-    from perdure.client import UnknownSuite
-    from perdure.config import Settings
+    from perdure.cli.reading import outcome_on_disk, to_read
     from perdure.results import suite_files
 
-    settings = Settings.from_env()
-    root = results_root(settings, results)
-    unknown: UnknownSuite | None = None
-    async with server_to_read(settings) as perdure:
+    unknown: PerdureError | None = None
+    async with to_read(results) as (perdure, root):
         if perdure:
+            from perdure.client import UnknownSuite  # here: files are read without the SDK
+
             try:
                 found = await perdure.suite(suite)
                 kept = found.definition.options.results_dir
@@ -53,10 +53,10 @@ async def _suite(suite: str, results: Path | None) -> tuple[dict[str, Any], Path
                 return await found.outcome(), files
             except UnknownSuite as error:
                 unknown = error  # its history may be gone, its files not
-    outcome = outcome_on_disk(root, suite)
+        outcome = outcome_on_disk(root, suite)
     if outcome is None:
-        raise unknown or UnknownSuite(
-            f"there is no suite {suite!r}; `perdure list` shows those there are"
+        raise unknown or PerdureError(
+            f"there is no suite {suite!r} in {root}; `perdure list` shows those there are"
         )
     return outcome, suite_files(root, suite).root
 
@@ -65,45 +65,54 @@ async def _run(
     suite: str, task_id: str, trial: int, results: Path | None
 ) -> tuple[dict[str, Any], Path | None]:
     """A run's record, and its directory of results if there is one."""
-    from perdure.cli.reading import Named, results_root, server_to_read
-    from perdure.client import UnknownRun
-    from perdure.config import Settings
-    from perdure.results import suite_files
+    from perdure.cli.reading import Named, to_read
+    from perdure.results import ResultsError, suite_files
 
-    settings = Settings.from_env()
-    files = suite_files(results_root(settings, results), suite)
-    folder = files.trial(task_id, trial)
-    unknown: UnknownRun | None = None
-    async with server_to_read(settings) as perdure:
+    unknown: PerdureError | None = None
+    async with to_read(results) as (perdure, root):
+        files = suite_files(root, suite)
+        folder = files.trial(task_id, trial)
         if perdure:
+            from perdure.event_log import UnknownRun
+
             try:
                 record = await perdure.run(f"{suite}/{task_id}/{trial}").record()
             except UnknownRun as error:
                 unknown = error
             else:
-                kept = files.read_record(task_id, trial)
-                is_same = kept is not None and kept.get("run_id") == record["run_id"]
+                try:
+                    kept = files.read_record(task_id, trial)
+                except ResultsError:
+                    kept = None  # the history has it all
+                is_same = kept is not None and kept["run_id"] == record["run_id"]
                 return record, folder if is_same else None
-    kept = files.read_record(task_id, trial)
+        kept = files.read_record(task_id, trial)
     if kept is None:
-        raise unknown or UnknownRun(
-            f"there is no run {Named(suite, task_id, trial)}; `perdure list {suite}` shows those "
-            "there are"
+        raise unknown or PerdureError(
+            f"there is no run {Named(suite, task_id, trial)} in {root}; `perdure list {suite}` "
+            "shows those there are"
         )
     return kept, folder
 
 
 def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
-    from perdure.cli.tables import note_lines, runs_table, totals_line
+    from perdure.cli.summary import pass_at_k_text, usage_text
+    from perdure.cli.tables import note_lines, runs_table, state_of, totals_line
 
+    totals = outcome["totals"]
     emit(f"suite    {printable(outcome['suite'])}")
-    emit(f"run id   {outcome['run_id']}")
-    emit(f"totals   {totals_line(outcome['totals'])}")
-    usage = outcome["totals"].get("usage")
-    if usage:
-        emit(f"usage    {_usage(usage)}")
+    emit(f"run id   {printable(outcome['run_id'])}")
+    emit(f"state    {state_of(outcome)}")
+    if outcome["stopped"]:
+        emit(f"stopped  {printable(outcome['stopped'], 1000)}")
+    emit(f"totals   {totals_line(totals)}")
+    if estimates := pass_at_k_text(outcome):
+        emit(f"pass@k   {estimates}")
+    if usage := usage_text(totals["usage"]):
+        emit(f"usage    {usage}")
     emit("")
-    emit_table(runs_table(row for task in outcome["tasks"] for row in _rows(task)))
+    rows = (row for task in outcome["tasks"] for row in _rows(task, outcome["status"]))
+    emit_table(runs_table(rows))
     if notes := note_lines(outcome):
         emit("")
         for note in notes:
@@ -115,7 +124,8 @@ def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
 
 def _show_run(record: dict[str, Any], files: Path | None) -> None:
     from perdure.cli.failures import failed_attempts
-    from perdure.cli.tables import steps_table
+    from perdure.cli.summary import usage_text
+    from perdure.cli.tables import kind_name, steps_table
     from perdure.cli.times import moment, span
 
     took = f" after {span(record['duration'])}" if record["duration"] is not None else ""
@@ -125,11 +135,13 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
     emit(f"started  {moment(record['started_at'])}")
     if failure := record.get("failure"):
         step = f"step {failure['step']}: " if failure.get("step") else ""
-        emit(f"failure  {printable(step + failure['message'], 1000)} ({failure['kind']})")
+        emit(
+            f"failure  {printable(step + failure['message'], 1000)} ({kind_name(failure['kind'])})"
+        )
     if record.get("cancelled"):
         emit(f"cancel   {printable(record['cancelled'], 1000)}")
     if record.get("usage"):
-        emit(f"usage    {_usage(record['usage'])}")
+        emit(f"usage    {usage_text(record['usage'])}")
     emit("")
     emit_table(steps_table(record))
     for failed in failed_attempts(record, files):
@@ -150,32 +162,27 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
         emit(f"files    {files or 'none here: they could not be written, or are elsewhere'}")
 
 
-def _rows(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """A task's ended trials, and its state if some have not ended."""
+def _rows(task: dict[str, Any], suite_status: str) -> list[dict[str, Any]]:
+    """A task's ended trials, and a row for those that have not ended."""
     from perdure.cli.tables import trial_name
 
     rows = [
         {
             "run": trial_name(task, trial),
+            "trial": trial["trial"],
             "status": trial["status"],
             "duration": trial["duration"],
             "started_at": trial["started_at"],
-            "failure": _reason(trial["failure"]),
+            "failure": trial["failure"],
         }
         for trial in task["trials"]
     ]
-    if task["status"] in ("running", "pending", "not_run"):
-        open_row = {"run": task["id"], "status": task["status"], "duration": None}
+    left = task["repeats"] - len(rows)
+    if left:
+        status = "pending" if suite_status == "running" else "not_run"
+        if task["status"] in ("running", "pending", "not_run"):
+            status = task["status"]
+        name = f"{task['id']} ({left} {'more' if rows else 'trials'})" if left > 1 else task["id"]
+        open_row = {"run": name, "trial": None, "status": status, "duration": None}
         rows.append({**open_row, "started_at": None, "failure": None})
     return rows
-
-
-def _reason(failure: dict[str, Any] | None) -> str | None:
-    if not failure:
-        return None
-    step = f"step {failure['step']}: " if failure.get("step") else ""
-    return f"{step}{failure.get('reason') or ''}"
-
-
-def _usage(usage: dict[str, float]) -> str:
-    return ", ".join(f"{printable(key, 40)} {amount:g}" for key, amount in usage.items())

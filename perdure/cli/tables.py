@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli.console import printable
 from perdure.cli.times import moment, span
+from perdure.outcome import trials_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,10 +20,29 @@ STYLES = {
     "cancelled": "yellow",
     "terminated": "yellow",
     "interrupted": "yellow",
+    "stopping": "yellow",
+    "paused": "yellow",
     "running": "cyan",
     "waiting": "cyan",
 }
 REASON_CHARACTERS = 300
+
+__all__ = [
+    "failed_text",
+    "failures_table",
+    "kind_name",
+    "last_failure",
+    "note_lines",
+    "runs_table",
+    "state",
+    "state_of",
+    "steps_table",
+    "suites_table",
+    "table",
+    "totals_line",
+    "trial_name",
+    "trials_of",
+]
 
 
 def table(*columns: str | tuple[str, str]) -> Table:
@@ -49,33 +69,59 @@ def state(status: str) -> Text:
     return Text(status, style=STYLES.get(status, ""), no_wrap=True)
 
 
+def state_of(suite: Mapping[str, Any]) -> str:
+    """What a suite is at: its status, and while it is open also `paused` or `stopping`."""
+    if suite["status"] != "running":
+        return str(suite["status"])
+    if suite.get("stopped"):
+        return "stopping"
+    return "paused" if suite.get("paused") else "running"
+
+
 def suites_table(suites: Iterable[dict[str, Any]]) -> Table:
-    """Suites as `perdure list` shows them."""
+    """Suites as `perdure list` shows them; columns that would be empty are left out."""
+    shown = list(suites)
+    rare = (("RUNNING", "running"), ("WAITING", "pending"), ("NOT RUN", "not_run"))
+    columns = [(title, key) for title, key in rare if any(s["totals"].get(key) for s in shown)]
+    stops = any(suite.get("stopped") for suite in shown)
     made = table(
         "SUITE", "STATE", ("TASKS", "right"), ("OK", "right"), ("FAILED", "right"),
-        ("CANCELLED", "right"), "STARTED",
+        ("CANCELLED", "right"), *((title, "right") for title, _ in columns), "STARTED",
+        *(["STOPPED"] if stops else []),
     )  # fmt: skip
-    for suite in suites:
+    for suite in shown:
         totals = suite["totals"]
+        counts = (_number(totals.get(key)) for key in ("total", "succeeded"))
+        failed = "" if totals.get("failed") is None else failed_text(totals)
+        others = (_number(totals.get(key)) for key in ("cancelled", *(key for _, key in columns)))
         made.add_row(
             printable(suite["suite"]),
-            state(suite["status"]),
-            *(_number(totals.get(key)) for key in ("total", "succeeded", "failed", "cancelled")),
+            state(state_of(suite)),
+            *counts,
+            failed,
+            *others,
             moment(suite["started_at"]),
+            *([printable(suite.get("stopped"), REASON_CHARACTERS)] if stops else []),
         )
     return made
 
 
 def runs_table(runs: Iterable[dict[str, Any]]) -> Table:
     """Runs of tasks as `perdure list SUITE` shows them."""
-    made = table("RUN", "STATE", ("TIME", "right"), "STARTED", "FAILURE")
+    made = table(
+        "RUN", "STATE", ("TRIAL", "right"), ("TIME", "right"), "STARTED", "KIND", "FAILURE"
+    )
     for run in runs:
+        failure = run["failure"] or {}
+        step = f"step {failure['step']}: " if failure.get("step") else ""
         made.add_row(
             printable(run["run"]),
             state(run["status"]),
+            _number(run["trial"]),
             span(run["duration"]),
             moment(run["started_at"]),
-            printable(run["failure"], REASON_CHARACTERS),
+            kind_name(failure.get("kind")),
+            printable(f"{step}{failure.get('reason') or ''}", REASON_CHARACTERS),
         )
     return made
 
@@ -96,8 +142,8 @@ def steps_table(record: dict[str, Any]) -> Table:
 
 
 def failures_table(outcome: dict[str, Any]) -> Table | None:
-    """Every trial of a suite that did not succeed, with step and reason; None if all did."""
-    made = table("TASK", "STATE", "STEP", "REASON")
+    """Every trial of a suite that did not succeed, with kind, step and reason; None if all did."""
+    made = table("TASK", "STATE", "KIND", "STEP", "REASON")
     for task, trial in trials_of(outcome):
         if trial["status"] == "succeeded":
             continue
@@ -105,15 +151,16 @@ def failures_table(outcome: dict[str, Any]) -> Table | None:
         made.add_row(
             printable(trial_name(task, trial)),
             state(trial["status"]),
+            kind_name(failure.get("kind")),
             printable(failure.get("step")),
             printable(failure.get("reason"), REASON_CHARACTERS),
         )
     return made if made.row_count else None
 
 
-def trials_of(outcome: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each trial of a suite's document, with its task."""
-    return [(task, trial) for task in outcome["tasks"] for trial in task["trials"]]
+def kind_name(kind: str | None) -> str:
+    """A failure's kind, for people."""
+    return printable((kind or "").replace("_", " "))
 
 
 def trial_name(task: dict[str, Any], trial: dict[str, Any]) -> str:
@@ -121,12 +168,15 @@ def trial_name(task: dict[str, Any], trial: dict[str, Any]) -> str:
     return str(task["id"]) if trial["trial"] == 1 else f"{task['id']}/{trial['trial']}"
 
 
-def note_lines(outcome: dict[str, Any]) -> list[str]:
-    """What went wrong beside the tasks of a suite, such as a record that could not be written."""
+def note_lines(outcome: dict[str, Any], *, unwritten: bool = True) -> list[str]:
+    """What went wrong beside the tasks of a suite, such as a record that could not be written.
+
+    `unwritten`: False leaves those records out that are still not written.
+    """
     return [
         printable(f"note: {trial_name(task, trial)}: {trial['note']}", 1000)
         for task, trial in trials_of(outcome)
-        if trial.get("note")
+        if trial.get("note") and (unwritten or not trial.get("unwritten"))
     ]
 
 
@@ -138,12 +188,22 @@ def last_failure(attempts: Sequence[dict[str, Any]]) -> str | None:
     return None
 
 
-def totals_line(totals: dict[str, Any]) -> str:
-    """`3 of 4 succeeded, 1 failed`."""
+def totals_line(totals: Mapping[str, Any]) -> str:
+    """`3 of 9 succeeded, 4 failed (3 task, 1 timeout), 2 not run`."""
     parts = [f"{totals['succeeded']} of {totals['total']} succeeded"]
-    parts += [f"{totals[key]} {key}" for key in ("failed", "cancelled") if totals[key]]
-    open_trials = totals["total"] - sum(totals[k] for k in ("succeeded", "failed", "cancelled"))
-    return ", ".join([*parts, *([f"{open_trials} not finished"] if open_trials else [])])
+    if totals["failed"]:
+        kinds = failed_text(totals).partition(" ")[2]
+        parts.append(f"{totals['failed']} failed" + (f" {kinds}" if kinds else ""))
+    others = (("cancelled", ""), ("running", ""), ("pending", "waiting"), ("not_run", "not run"))
+    parts += [f"{totals[key]} {name or key}" for key, name in others if totals.get(key)]
+    return ", ".join(parts)
+
+
+def failed_text(totals: Mapping[str, Any]) -> str:
+    """`4 (3 task, 1 timeout)`; the number alone where all failed by their task's own fault."""
+    kinds = totals.get("failed_by_kind") or {}
+    told = ", ".join(f"{count} {kind_name(kind)}" for kind, count in kinds.items())
+    return f"{totals['failed']} ({told})" if set(kinds) - {"task"} else str(totals["failed"])
 
 
 def _number(value: int | None) -> str:

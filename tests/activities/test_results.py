@@ -15,6 +15,7 @@ from activities.contexts import Contexts
 from activities.leftovers import ARTIFACT_LIMIT_BYTES
 from activities.places import RunPlace
 from activities.results import Results
+from activities.suite_results import SuiteResults
 from perdure.messages import FinishTask, RunRef, TrialSummary, WriteSuite
 
 RUN = RunRef("task/s/t/1", "run-1", "s", "t", 1)
@@ -30,6 +31,7 @@ class Place:
         self.outside.mkdir()
         (self.outside / "secret").write_text("precious")
         self.run = RunPlace.of(folder / "runs", RUN)
+        self.suites = SuiteResults(folder / "results")
         self.results = Results(CLIENT, folder / "runs", folder / "results", Contexts(CLIENT))
         self.attempts: list[dict[str, Any]] = []
 
@@ -157,7 +159,7 @@ async def test_calls_that_overlap_leave_one_whole_result(place: Place) -> None:
 
     def write() -> None:
         try:
-            place.results._write_run(place.end())
+            place.results.write_run(place.end())
         except OSError as error:
             failed.append(error)
 
@@ -169,7 +171,7 @@ async def test_calls_that_overlap_leave_one_whole_result(place: Place) -> None:
             thread.join()
     # A call that came later may take the place of an earlier one, never leave half of it.
     assert len(failed) < 20
-    place.results._write_run(place.end())
+    place.results.write_run(place.end())
     assert len(place.files()) == 21
     assert [path.name for path in place.kept.parent.iterdir()] == ["1"]
     assert len((place.kept.parents[1] / "results.jsonl").read_text().splitlines()) == 1
@@ -201,9 +203,9 @@ async def test_a_suite_whose_file_cannot_be_written_goes_on(
 ) -> None:
     results_dir = str(place.outside / "secret")
     suite = WriteSuite("s", "run", "digest", "running", [], 1.0, results_dir)
-    await ActivityEnvironment().run(place.results.write_suite, suite)
+    await ActivityEnvironment().run(place.suites.write_suite, suite)
     assert "could not be written" in caplog.text
     await ActivityEnvironment().run(
-        place.results.write_suite, WriteSuite("s", "run", "digest", "running", [], 1.0)
+        place.suites.write_suite, WriteSuite("s", "run", "digest", "running", [], 1.0)
     )
     assert json.loads((place.kept.parents[1] / "suite.json").read_text())["status"] == "running"
