@@ -18,6 +18,7 @@ from activities.safe_files import folder_below, own_folder
 from activities.secrets import MissingSecret, WorkerEnvironment, resolve, write_private
 from activities.supervise import ProcessExit, ProcessSpec, SpawnFailed, Supervisor
 from perdure.core.context import FIELDS
+from perdure.core.problems import one_line
 from perdure.core.redaction import STORED, restore, spellings, texts_of
 from perdure.core.secret_references import is_reference
 from perdure.core.task import Step
@@ -38,7 +39,28 @@ _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_LENGTH = 8
 """A variable's name is but a hint; a shorter value ("true") would be masked where it is none."""
 
+TRIAL_MARK = "pass_at_k_execution_id"
+"""The key of a context's metadata that names a trial of several."""
+_MARK_CHARACTERS = 300
+
 _log = logging.getLogger("perdure.steps")
+
+
+class StepLog(logging.LoggerAdapter[logging.Logger]):
+    """A step's log: its lines begin with `[<mark>] `, if there is one (T19)."""
+
+    def __init__(self, step: str, mark: Any = None) -> None:
+        """`step` is the attempt's name, an attribute of each record."""
+        super().__init__(_log, {"step": step})
+        # A document's metadata may hold anything; a line stays a line.
+        self._prefix = "" if mark is None else f"[{one_line(str(mark)[:_MARK_CHARACTERS])}] "
+
+    def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
+        """As every logger; all the other methods come through here."""
+        # What stands before a message with arguments is formatted together with it.
+        prefix = self._prefix.replace("%", "%%") if args else self._prefix
+        more["stacklevel"] = more.get("stacklevel", 1) + 1  # the caller, not this method
+        super().log(level, f"{prefix}{msg}" if prefix else msg, *args, **more)
 
 
 class StepHost:
@@ -78,7 +100,9 @@ class StepHost:
         self.task_id = task.run.task_id
         self.trial = task.run.trial
         name = f"{task.run.suite}/{task.run.task_id}/{task.run.trial} {step.id}.{task.attempt}"
-        self.log = logging.LoggerAdapter(_log, {"step": name})
+        metadata: Any = context.metadata  # a step's function may have put anything there
+        mark = metadata.get(TRIAL_MARK) if isinstance(metadata, dict) else None
+        self.log: logging.LoggerAdapter[logging.Logger] = StepLog(name, mark)
         self._step = step
         self._environment = environment
         self._supervisor = supervisor

@@ -13,57 +13,65 @@ by a worker process of its own, which ends with this one.
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
 import temporalio.client
 
 from perdure.callbacks import StepCompleted, StepStarted
 from perdure.config import Settings, temporal_configured
-from perdure.connection import connect, ensure_search_attributes
+from perdure.connection import connect
 from perdure.core.problems import nearest
-from perdure.documents import LoadedTask
 from perdure.embedded import Embedded
-from perdure.env_file import read_env_file
 from perdure.errors import PerdureError
-from perdure.event_log import UnknownRun, find_execution
+from perdure.event_log import Execution, UnknownRun, find_execution
 from perdure.link import Link
 from perdure.listing import RunEntry, SuiteEntry, list_runs, list_suites
-from perdure.messages import Json, TaskOptions
+from perdure.messages import Json, SuiteInput, TaskOptions
 from perdure.names import suite_workflow_id
-from perdure.results import check_writable
-from perdure.secret_checks import missing_secrets
-from perdure.storage import check_blob_dir
+from perdure.preparation import Preparation, new_suite_id
+from perdure.stored_tasks import StoredTasks
 from perdure.suite_history import definition_of
 from perdure.suite_input import (
     check_id,
-    check_text,
-    default_suite_id,
-    stem_of,
     suite_input,
-    suite_queue,
     suite_task,
 )
-from perdure.suite_run import SuiteRun
-from perdure.suites import Begun, Changed, Starter, SuiteChanged
+from perdure.suite_run import SuiteRefused, SuiteRun
+from perdure.suite_settings import (
+    MAX_PARALLEL,
+    RETRY_INFRASTRUCTURE,
+    RetrySettings,
+    SuiteSettings,
+    bounded,
+    check_keywords,
+    chosen,
+    list_options,
+    rebound,
+    worker_of,
+)
+from perdure.suites import Begun, SuiteChanged, SuiteOpen
 from perdure.task_handle import TaskFailed, TaskHandle, TaskResult, parse_run
 from perdure.task_sources import TaskSource, load_tasks
 from perdure.task_start import start_trial
+from perdure.task_store import StoredTask, TaskStore
 from perdure.workers import WorkerConfig
 
 __all__ = [
     "Perdure",
+    "RetrySettings",
     "RunEntry",
     "StepCompleted",
     "StepStarted",
+    "StoredTask",
+    "StoredTasks",
     "SuiteChanged",
     "SuiteEntry",
+    "SuiteOpen",
+    "SuiteRefused",
     "SuiteRun",
+    "SuiteSettings",
     "TaskFailed",
     "TaskHandle",
     "TaskResult",
@@ -81,23 +89,6 @@ class UnknownSuite(PerdureError):
     """The server knows no such suite."""
 
 
-class SuiteSettings(TypedDict, total=False):
-    """The keywords of `Perdure.start_suite`."""
-
-    suite: str | None
-    max_parallel: int
-    repeats: int | None
-    options: TaskOptions | None
-    only: Sequence[str]
-    seed: Mapping[str, Json] | None
-    steps: Sequence[str]
-    fresh: bool
-    changed: Changed | None
-    results_dir: str | Path | None
-    worker: WorkerConfig | None
-    say: Callable[[str], None] | None
-
-
 class Perdure:
     """A connection to the embedded server, or to the Temporal service of the settings."""
 
@@ -108,9 +99,11 @@ class Perdure:
         self.client = client
         """Temporal's own client, with perdure's data converter."""
         self.settings = settings
+        self.tasks = StoredTasks(TaskStore(settings.state.tasks))
+        """Versions of task documents; `store:ID@VERSION` stands for one wherever a path may."""
         self._embedded = embedded
         self._link = Link(client, settings.state.results, embedded)
-        self._has_attributes: bool | None = None
+        self._preparation = Preparation(client, settings, embedded)
 
     @classmethod
     async def connect(cls, settings: Settings | None = None, *, role: str = "run") -> Perdure:
@@ -155,53 +148,50 @@ class Perdure:
     # --- Suites -----------------------------------------------------------------------------
 
     async def start_suite(
-        self,
-        tasks: TaskSource | Sequence[TaskSource],
-        *,
-        suite: str | None = None,
-        max_parallel: int = 5,
-        repeats: int | None = None,
-        options: TaskOptions | None = None,
-        only: Sequence[str] = (),
-        seed: Mapping[str, Json] | None = None,
-        steps: Sequence[str] = (),
-        fresh: bool = False,
-        changed: Literal["keep", "rerun"] | None = None,
-        results_dir: str | Path | None = None,
-        worker: WorkerConfig | None = None,
-        say: Callable[[str], None] | None = None,
+        self, tasks: TaskSource | Sequence[TaskSource], **settings: Unpack[SuiteSettings]
     ) -> SuiteRun:
         """Start tasks as one suite, or go on with the suite of that id.
 
-        An open suite of the same tasks is attached to; what succeeded before, from the same
-        document, is not run again; when nothing is left to run, nothing is started
-        (`SuiteRun.how`). `repeats` goes over the documents' own; `only` picks tasks by id; `steps`
-        are modules with step types; `fresh` ignores what was done before; `changed` says what to
-        do if the suite is open with other tasks. `worker` is for the embedded server's worker
-        process. `say` is called with notes for people.
+        The keywords are those of `perdure.suite_settings.SuiteSettings`, each with its meaning. An
+        open suite of the same tasks is attached to, and an explicit `max_parallel` holds for it
+        from now on; what succeeded before, from the same document, is not run again; when nothing
+        is left to run, nothing is started (`SuiteRun.how`).
 
         Raises SuiteChanged, InvalidDocuments with every problem, and PerdureError; on the embedded
         server also for secrets that are not there, and results that cannot be written.
         """
-        worker = _with_steps(worker, steps)
-        loaded = await load_tasks(tasks, seed=seed, only=only, steps=worker.steps)
-        options = await self._options(options, results_dir)
-        name = suite if suite is not None else _new_suite_id(tasks, loaded[0].task.id)
+        check_keywords(settings, SuiteSettings)
+        worker, max_parallel = worker_of(settings), settings.get("max_parallel")
+        loaded = await load_tasks(
+            tasks,
+            seed=settings.get("seed"),
+            only=settings.get("only", ()),
+            steps=worker.steps,
+            lists=list_options(settings),
+            store=self.tasks.store,
+        )
+        options = bounded(settings.get("options") or TaskOptions(), settings)
+        options = await self._preparation.options(options, settings.get("results_dir"))
+        suite = settings.get("suite")
+        name = suite if suite is not None else new_suite_id(tasks, loaded[0].task.id)
         start = suite_input(
             name,
-            [suite_task(task, options, repeats) for task in loaded],
-            max_parallel=max_parallel,
+            [suite_task(task, options, settings.get("repeats")) for task in loaded],
+            max_parallel=chosen(max_parallel, MAX_PARALLEL),
             options=options,
+            max_failures=settings.get("max_failures"),
+            max_cost=settings.get("max_cost"),
+            retry_infrastructure=chosen(settings.get("retry_infrastructure"), RETRY_INFRASTRUCTURE),
         )
-        await self._check_here(loaded, name, options, worker)
-        starter = Starter(
-            client=self.client,
-            queue=self._queue(name),
-            locks=self.settings.state.path / "suites",
-            serve=lambda queue: self._serve(queue, worker),
-            say=say or (lambda line: None),
+        await self._preparation.check_here(loaded, name, options, worker)
+        starter = self._preparation.starter(name, worker, settings.get("say"))
+        begun = await starter.begin(
+            start, fresh=settings.get("fresh", False), changed=settings.get("changed")
         )
-        return SuiteRun(self._link, await starter.begin(start, fresh=fresh, changed=changed))
+        run = SuiteRun(self._link, begun)
+        if run.how == "attached" and max_parallel is not None:
+            await _widen(run, max_parallel, settings.get("say"))
+        return run
 
     async def run_suite(
         self,
@@ -223,11 +213,41 @@ class Perdure:
             await run.follow(on_step_start=on_step_start, on_step_complete=on_step_complete)
         return await run.outcome()
 
+    async def retry_suite(
+        self, suite: str, *, only_failed_trials: bool = False, **settings: Unpack[RetrySettings]
+    ) -> SuiteRun:
+        """Run again every task of a closed suite with a trial that did not succeed.
+
+        The documents are those of its newest run; what succeeded is taken over. A task runs again
+        with all of its trials, or, with `only_failed_trials`, with those alone that did not
+        succeed. A suite that is open because its command was killed, perhaps a retry, goes on. The
+        keywords are those of `perdure.suite_settings.RetrySettings`.
+
+        Raises UnknownSuite, SuiteOpen, and PerdureError.
+        """
+        check_keywords(settings, RetrySettings)
+        worker = worker_of(settings)
+        found, old = await self._known_suite(suite)
+        await self._preparation.check_here([], suite, old.options, worker)
+        if found.is_open and self._embedded and not self._embedded.is_served(found.queue):
+            await self._preparation.serve(found.queue, worker)
+            return SuiteRun(self._link, Begun("attached", found, old))
+        starter = self._preparation.starter(suite, worker, settings.get("say"))
+        begun = await starter.retry(
+            suite,
+            only_failed_trials=only_failed_trials,
+            changed=lambda start: rebound(start, settings),
+        )
+        return SuiteRun(self._link, begun)
+
     async def suite(self, suite: str) -> SuiteRun:
         """A suite that was started before; starts no worker.
 
         Raises UnknownSuite, which names a suite of a similar name.
         """
+        return SuiteRun(self._link, Begun("found", *await self._known_suite(suite)))
+
+    async def _known_suite(self, suite: str) -> tuple[Execution, SuiteInput]:
         workflow_id = suite_workflow_id(check_id("suite", suite))
         found = await find_execution(self.client, workflow_id)
         if found is None:
@@ -235,8 +255,7 @@ class Perdure:
             near = nearest(suite, known)
             remedy = f"did you mean {near!r}?" if near else "`perdure list` shows those it knows"
             raise UnknownSuite(f"the server knows no suite {suite!r}; {remedy}")
-        definition = await definition_of(self.client, workflow_id, found.run_id)
-        return SuiteRun(self._link, Begun("found", found, definition))
+        return found, await definition_of(self.client, workflow_id, found.run_id)
 
     async def suites(self) -> list[SuiteEntry]:
         """The suites that the server knows, newest first."""
@@ -264,19 +283,21 @@ class Perdure:
 
         Raises InvalidDocuments, TaskRunning if the named trial is open, and PerdureError.
         """
-        worker = _with_steps(worker, steps)
-        loaded = await load_tasks(task, seed=seed, only=(), steps=worker.steps)
+        worker = worker_of({"worker": worker, "steps": steps})
+        loaded = await load_tasks(
+            task, seed=seed, only=(), steps=worker.steps, store=self.tasks.store
+        )
         if len(loaded) != 1:
             raise PerdureError(
                 f"start_task starts one task, and this is {len(loaded)}: use start_suite"
             )
-        options = await self._options(options, results_dir)
-        queue = self._queue(check_id("suite", suite))
-        await self._check_here(loaded, suite, options, worker)
+        options = await self._preparation.options(options, results_dir)
+        queue = self._preparation.queue(check_id("suite", suite))
+        await self._preparation.check_here(loaded, suite, options, worker)
         trial, run_id = await start_trial(
             self.client, suite_task(loaded[0], options), suite, trial, options, queue
         )
-        await self._serve(queue, worker)
+        await self._preparation.serve(queue, worker)
         return TaskHandle(self._link, suite, loaded[0].task.id, trial, run_id)
 
     def run(self, name: str) -> TaskHandle:
@@ -291,66 +312,14 @@ class Perdure:
         """The runs of tasks that the server knows, of all suites or of one, newest first."""
         return await list_runs(self.client, None if suite is None else check_id("suite", suite))
 
-    # --- Inside -----------------------------------------------------------------------------
 
-    async def _options(
-        self, options: TaskOptions | None, results_dir: str | Path | None
-    ) -> TaskOptions:
-        """The options as this server needs them.
-
-        Raises PerdureError for texts that cannot be sent.
-        """
-        check_blob_dir(self.settings, embedded=self.embedded)
-        if self._has_attributes is None:
-            self._has_attributes = await ensure_search_attributes(self.client)
-        options = options or TaskOptions()
-        kept = options.results_dir if results_dir is None else str(results_dir)
-        kept = None if kept is None else str(Path(kept).absolute())
-        check_text("agent_model", options.agent_model)
-        check_text("agent_artifact_id", options.agent_artifact_id)
-        check_text("results_dir", kept)
-        return replace(
-            options,
-            results_dir=kept,
-            search_attributes=options.search_attributes and self._has_attributes,
-            # Others may serve a team's queue, and a run stays on the host of its first step.
-            multi_host=options.multi_host or not self.embedded,
-        )
-
-    async def _check_here(
-        self, loaded: Sequence[LoadedTask], suite: str, options: TaskOptions, worker: WorkerConfig
-    ) -> None:
-        """Find what a worker of this process would lack; a team's workers have their own.
-
-        Raises PerdureError: secrets that are not there, results that cannot be written.
-        """
-        if not self.embedded:
-            return
-
-        def check() -> None:
-            results = options.results_dir
-            check_writable(Path(results) if results else self.settings.state.results, suite)
-            missing = missing_secrets(loaded, read_env_file(worker.env_file))
-            if missing:
-                raise PerdureError("\n".join(missing))
-
-        await asyncio.to_thread(check)
-
-    def _queue(self, suite: str) -> str:
-        return suite_queue(self.settings.queue, suite) if self.embedded else self.settings.queue
-
-    async def _serve(self, queue: str, worker: WorkerConfig) -> None:
-        if self._embedded:
-            await self._embedded.serve(queue, worker)
-
-
-def _with_steps(worker: WorkerConfig | None, steps: Iterable[str]) -> WorkerConfig:
-    worker = worker or WorkerConfig()
-    return replace(worker, steps=tuple(dict.fromkeys([*worker.steps, *steps])))
-
-
-def _new_suite_id(tasks: TaskSource | Sequence[TaskSource], first_task: str) -> str:
-    """A readable id of its own, after the first path, or the first task where there is none."""
-    first = tasks[0] if isinstance(tasks, Sequence) and not isinstance(tasks, str) else tasks
-    stem = stem_of(first) if isinstance(first, str | Path) else first_task
-    return default_suite_id(stem, datetime.now(), secrets.token_hex(2))
+async def _widen(run: SuiteRun, max_parallel: int, say: Callable[[str], None] | None) -> None:
+    """Have a suite that was attached to run so many tasks at once, if it still runs."""
+    if (await run.progress()).max_parallel == max_parallel:
+        return
+    try:
+        told = await run.set_max_parallel(max_parallel)
+    except SuiteRefused as error:  # it has just ended, or is about to: there is nothing to widen
+        told = f"max_parallel stays as it was: {error}"
+    if say:
+        say(told)

@@ -23,7 +23,7 @@ def missing_secrets(tasks: Sequence[LoadedTask], env_file: Mapping[str, str]) ->
     team's workers have their own.
     """
     return [
-        one_line(f"{_where(loaded, path)}: step {step_id!r}: {reason}")
+        one_line(f"{where(loaded, path)}: step {step_id!r}: {reason}")
         for loaded in tasks
         for step_id, path, reference in _references(loaded)
         if (reason := _why_missing(reference, env_file, folder_of(loaded)))
@@ -64,7 +64,8 @@ def _why_missing(
     return None
 
 
-def _where(loaded: LoadedTask, path: tuple[str | int, ...]) -> str:
+def where(loaded: LoadedTask, path: tuple[str | int, ...]) -> str:
+    """The file of a value in a task's document, with its line if that is known."""
     line = loaded.line_of(path)
     listed = loaded.source.rpartition(":")[2].isdigit()
     return loaded.source if line is None or listed else f"{loaded.source}:{line}"

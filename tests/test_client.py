@@ -8,13 +8,10 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.testing import WorkflowEnvironment
 
 from perdure.client import (
     Perdure,
@@ -35,18 +32,9 @@ from perdure.suite_input import BadId
 from perdure.task_start import TaskRunning
 from perdure.workers import WorkerFailed, log_pids
 from tests.conftest import find_program
-from worker import WorkerOptions, serving
+from tests.waiting import until
 
 WAIT = {"id": "wait", "type": "command", "command": "while [ ! -e go ]; do sleep 0.05; done"}
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            answer = condition()
-            if (await answer) if isinstance(answer, Awaitable) else answer:
-                return
-            await asyncio.sleep(0.05)
 
 
 def name() -> str:
@@ -62,28 +50,6 @@ def task(id: str, *commands: str, **more: Any) -> dict[str, Any]:
     return {"id": id, "steps": steps, **more}
 
 
-@pytest.fixture
-async def perdure(
-    temporal: WorkflowEnvironment, temporal_settings: Settings, tmp_path: Path
-) -> AsyncIterator[Perdure]:
-    """A client of a server that is not embedded, and a worker on its queue."""
-    settings = replace(
-        temporal_settings,
-        queue=f"q-{uuid.uuid4().hex[:8]}",
-        blobs_shared=True,
-        temporal_env={"TEMPORAL_ADDRESS": temporal.client.service_client.config.target_host},
-    )
-    options = WorkerOptions(
-        settings.queue, "here", settings.state.runs, settings.state.results, single_host=False
-    )
-    settings.state.prepare()
-    async with (
-        serving(temporal.client, options),
-        await Perdure.connect(settings) as connection,
-    ):
-        yield connection
-
-
 # --- Suites -----------------------------------------------------------------------------------
 
 
@@ -95,7 +61,8 @@ async def test_a_suite_of_paths_and_documents_runs_to_its_document(
     document = await perdure.run_suite([file, task("second", "exit 3")], seed={"who": "you"})
     assert document["suite"].startswith("first-")
     assert document["totals"] == {
-        "total": 2, "succeeded": 1, "failed": 1, "cancelled": 0, "usage": {},
+        "total": 2, "succeeded": 1, "failed": 1, "cancelled": 0, "not_run": 0,
+        "failed_by_kind": {"task": 1}, "usage": {},
     }  # fmt: skip
     first, second = document["tasks"]
     assert (first["id"], first["status"], first["index"]) == ("first", "succeeded", 0)
@@ -173,7 +140,7 @@ async def test_a_suite_that_is_open_is_attached_to_and_waited_for(perdure: Perdu
     second = await perdure.start_suite(document, suite=suite)
     assert (second.how, second.run_id) == ("attached", first.run_id)
     await until(lambda: _runs_step(second))
-    _release(perdure, suite, "t")
+    await _release(perdure, suite, "t")
     assert (await second.outcome())["tasks"][0]["status"] in ("running", "succeeded")
     assert (await second.wait()).succeeded == 1
     third = await perdure.start_suite(document, suite=suite)
@@ -203,9 +170,12 @@ async def _runs_step(run: SuiteRun) -> bool:
     return bool((await run.task(task_id).progress())["running"])
 
 
-def _release(perdure: Perdure, suite: str, task_id: str) -> None:
+async def _release(perdure: Perdure, suite: str, task_id: str) -> None:
     """Let the step `wait` of a run end."""
-    (work,) = (perdure.settings.state.runs / suite / task_id / "1").glob("*/work")
+    trial = perdure.settings.state.runs / suite / task_id / "1"
+    # A step counts as running as soon as it is scheduled.
+    await until(lambda: any(trial.glob("*/work")), "the working directory")
+    (work,) = trial.glob("*/work")
     (work / "go").touch()
 
 
@@ -250,9 +220,10 @@ async def test_suites_and_runs_are_listed_with_their_state(perdure: Perdure) -> 
     (entry,) = [e for e in await perdure.suites() if e.suite == suite]
     assert (entry.status, entry.total, entry.succeeded, entry.failed) == ("failed", 2, 1, 1)
     runs = {entry.task_id: entry for entry in await perdure.runs(suite)}
-    assert (runs["good"].status, runs["good"].failure) == ("succeeded", None)
-    assert runs["bad"].status == "failed"
-    assert "step 's0'" in (runs["bad"].failure or "")
+    assert (runs["good"].status, runs["good"].failure_kind) == ("succeeded", None)
+    bad = runs["bad"]
+    assert (bad.status, bad.failure_kind, bad.failure_step) == ("failed", "task", "s0")
+    assert bad.failure_reason == "exit code 1"
 
 
 # --- Tasks by themselves ----------------------------------------------------------------------
@@ -324,6 +295,31 @@ async def test_a_run_is_found_by_its_short_name_and_unknown_ones_are_refused(
             perdure.run(bad)
 
 
+# --- The task store ---------------------------------------------------------------------------
+
+
+async def test_stored_versions_run_by_their_names_and_the_record_says_which_it_was(
+    perdure: Perdure,
+) -> None:
+    id = name()
+    first = await perdure.tasks.put(task(id, "echo one"))
+    second = await perdure.tasks.put(task(id, "echo two"))
+    assert (first.name, second.version) == (f"store:{id}@1", 2)
+    assert (await perdure.tasks.get(id, 1)).document == first.document
+    assert [found.version for found in await perdure.tasks.query(id=id)] == [2]
+
+    latest = await (await perdure.start_task(f"store:{id}")).result()
+    assert latest.record["task_version"] == 2
+    assert latest.context["results"]["s0"]["stdout"] == "two\n"
+    suite = name()
+    document = await perdure.run_suite([Path(first.name)], suite=suite)
+    assert document["totals"]["succeeded"] == 1
+    assert (await perdure.run(f"{suite}/{id}").record())["task_version"] == 1
+
+    with pytest.raises(InvalidDocuments, match=r"has no version 3; its versions are 1 to 2"):
+        await perdure.start_suite(f"store:{id}@3")
+
+
 # --- The embedded server and its worker -------------------------------------------------------
 
 
@@ -371,7 +367,7 @@ async def test_a_worker_that_is_killed_is_started_again_and_the_suite_goes_on(
         (first,) = worker_pids(embedded_settings)
         os.kill(first, signal.SIGKILL)
         await until(lambda: bool(worker_pids(embedded_settings) - {first}))
-        _release(perdure, "killed", "t")
+        await _release(perdure, "killed", "t")
         assert (await run.wait()).succeeded == 1
 
 
@@ -385,7 +381,7 @@ async def test_a_worker_that_is_left_behind_outlives_its_client_and_finishes(
     (pid,) = worker_pids(embedded_settings)
     try:
         async with await Perdure.connect(embedded_settings, role="reader") as perdure:
-            _release(perdure, "left", "t")
+            await _release(perdure, "left", "t")
             found = await perdure.suite("left")
             assert (await found.wait()).succeeded == 1
             assert worker_pids(embedded_settings) == {pid}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import re
 import subprocess
 import sys
 from collections import Counter
+from math import comb
+from operator import mul
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +19,7 @@ import pytest
 import yaml
 
 from perdure.core.task import parse_task
+from tests.cli.support import CommandLine
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 MAKE_TASKS = EXAMPLES / "humaneval" / "make_tasks.py"
@@ -33,6 +38,7 @@ def maker() -> ModuleType:
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclass looks for itself there
     spec.loader.exec_module(module)
     return module
 
@@ -116,12 +122,96 @@ def test_as_many_tasks_are_broken_as_asked_for(tmp_path: Path) -> None:
     assert changed == {True: 5, False: 159}
 
 
-@pytest.mark.parametrize("number", ["-1", "165", "many"])
-def test_a_senseless_number_to_break_is_refused_in_words(tmp_path: Path, number: str) -> None:
-    made = make_tasks("--out", str(tmp_path / "tasks"), "--break", number)
+def standard_deviation(probability: float, trials: int, k: int) -> float:
+    """Of one task's estimate of pass@k, when each of its trials is right with a probability."""
+    chance = [
+        comb(trials, right) * probability**right * (1 - probability) ** (trials - right)
+        for right in range(trials + 1)
+    ]
+    estimates = [1 - comb(trials - right, k) / comb(trials, k) for right in range(trials + 1)]
+    mean = sum(map(mul, chance, estimates))
+    return math.sqrt(sum(c * (e - mean) ** 2 for c, e in zip(chance, estimates, strict=True)))
+
+
+def within_bounds(pass_at_k: dict[str, float], probability: float, tasks: int) -> bool:
+    """Whether estimates for k = 1, 2, ... lie within 4 standard deviations of what they estimate.
+
+    Those of independent trials do so in 9,999 of 10,000 suites.
+    """
+    return all(
+        abs(estimate - (1 - (1 - probability) ** int(k)))
+        <= 4 * standard_deviation(probability, len(pass_at_k), int(k)) / math.sqrt(tasks)
+        for k, estimate in pass_at_k.items()
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("probability", [0.05, 0.6])
+def test_the_draws_for_164_problems_give_pass_at_k_within_the_binomial_bounds(
+    maker: ModuleType, probability: float, seed: int
+) -> None:
+    draws = maker.Draws(probability, seed)
+    right = [
+        sum(draws.is_right(problem["task_id"], trial) for trial in (1, 2, 3))
+        for problem in maker.read_problems()
+    ]
+
+    pass_at_k = {
+        str(k): sum(1 - comb(3 - n, k) / comb(3, k) for n in right) / len(right) for k in (1, 2, 3)
+    }
+    assert within_bounds(pass_at_k, probability, 164), pass_at_k
+    assert not within_bounds(pass_at_k, probability + 0.2, 164), "the bounds are narrow enough"
+
+
+def test_a_probability_of_none_or_all_leaves_nothing_to_chance(maker: ModuleType) -> None:
+    for probability, right in ((0.0, False), (1.0, True)):
+        draws = maker.Draws(probability)
+        assert {draws.is_right(f"HumanEval/{n}", 1) for n in range(164)} == {right}
+
+
+def test_trials_of_a_solver_by_chance_end_as_drawn_and_pass_at_k_lies_within_the_bounds(
+    maker: ModuleType, tmp_path: Path
+) -> None:
+    make_tasks("--out", str(tmp_path / "tasks"), "--probability", "0.6")
+    problems = [problem["task_id"] for problem in maker.read_problems()][:16]
+    paths = [tmp_path / "tasks" / f"{problem.replace('/', '-')}.yaml" for problem in problems]
+
+    ran = CommandLine(tmp_path / "state", tmp_path)(
+        "run", *paths, "--suite", "draws", "--repeats", "3", "--json"
+    )
+
+    assert ran.returncode == 1, ran.stderr
+    outcome = json.loads(ran.stdout)
+    ended = {
+        (task["id"], trial["trial"]): trial["status"]
+        for task in outcome["tasks"]
+        for trial in task["trials"]
+    }
+    draws = maker.Draws(0.6)
+    assert ended == {
+        (problem.replace("/", "-"), trial): (
+            "succeeded" if draws.is_right(problem, trial) else "failed"
+        )
+        for problem in problems
+        for trial in (1, 2, 3)
+    }
+    assert set(outcome["pass_at_k"]) == {"1", "2", "3"}
+    assert within_bounds(outcome["pass_at_k"], 0.6, 16), outcome["pass_at_k"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--break", "-1"], ["--break", "165"], ["--break", "many"]),
+        *(["--probability", "1.1"], ["--probability", "nan"], ["--probability", "likely"]),
+        *(["--probability", "0.5", "--break", "1"], ["--seed", "2"]),
+    ],
+)
+def test_a_senseless_wish_is_refused_in_words(tmp_path: Path, arguments: list[str]) -> None:
+    made = make_tasks("--out", str(tmp_path / "tasks"), *arguments)
 
     assert made.returncode == 2
-    assert "--break" in made.stderr
+    assert arguments[0] in made.stderr
     assert "Traceback" not in made.stderr
     assert not (tmp_path / "tasks").exists()
 
@@ -182,3 +272,18 @@ def test_the_readme_and_the_first_page_of_the_documentation_show_a_task() -> Non
     pages = {place.partition(":")[0] for place in SHOWN_TASKS}
 
     assert {"README.md", "docs/getting-started.md"} <= pages
+
+
+def test_the_nightly_suite_stops_at_its_first_failure_as_the_documents_say(
+    tmp_path: Path,
+) -> None:
+    perdure = CommandLine(tmp_path / "state", EXAMPLES.parent)
+    call = ("run", "examples/nightly", "--suite", "nightly", "--limit", "model=12")
+
+    ran = perdure(*call, "--max-failures", "1", "--max-parallel", "6")
+
+    assert ran.returncode == 1, ran.stderr
+    assert "stopped: 1 failure (max_failures: 1); run the rest with: perdure retry nightly" in (
+        ran.stdout
+    )
+    assert re.search(r"^t3/2 +failed +task +ask +exit code 1$", ran.stdout, re.M)

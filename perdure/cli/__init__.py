@@ -21,9 +21,12 @@ from perdure.cli.events_command import events
 from perdure.cli.gc_command import gc
 from perdure.cli.list_command import list_runs
 from perdure.cli.options import examples, help_of
+from perdure.cli.retry_command import retry
 from perdure.cli.run_command import run
 from perdure.cli.server_command import server_app
 from perdure.cli.show_command import show
+from perdure.cli.suite_command import suite
+from perdure.cli.tasks_command import tasks_app
 from perdure.cli.validate_command import validate
 from perdure.cli.worker_command import worker
 from perdure.errors import PerdureError
@@ -66,7 +69,31 @@ _command(
     ("perdure run task.yaml", "one task, under a suite named after it and the time"),
     ("perdure run tasks/ --suite nightly", "a folder of tasks; the same again goes on"),
     ("perdure run tasks/ --only refund --seed order=7", "one of them, with another seed"),
+    (
+        "perdure run tasks/ --repeats 5 --limit openai=4",
+        "five trials of each; 4 model calls at once",
+    ),
+    (
+        "perdure run tasks/ --max-failures 10% --max-cost 20",
+        "start nothing more when it goes wrong",
+    ),
+    ("perdure run list.jsonl --domain crm --skip-existing", "what is left of a DTap list"),
     ("perdure run tasks/ --json > result.json", "the result for a program"),
+)
+_command(
+    "retry",
+    retry,
+    ("perdure retry nightly", "its tasks that did not succeed, all of their trials"),
+    ("perdure retry nightly --only-failed-trials", "the trials alone"),
+)
+_command(
+    "suite",
+    suite,
+    ("perdure suite nightly", "how far it is"),
+    ("perdure suite nightly --max-parallel 20", "20 tasks at once from now on"),
+    ("perdure suite nightly pause", "start nothing more, until resume"),
+    ("perdure suite nightly requeue refund", "run a failed task again"),
+    ("perdure suite nightly prioritise refund/2", "start its second trial next"),
 )
 _command(
     "validate",
@@ -81,6 +108,7 @@ _command(
     ("TEMPORAL_ADDRESS=temporal.example:7233 perdure worker --host gpu-1", "or a team's"),
 )
 app.add_typer(server_app, name="server")
+app.add_typer(tasks_app, name="tasks")
 _command(
     "list",
     list_runs,

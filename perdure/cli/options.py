@@ -13,11 +13,14 @@ import typer
 
 from perdure.errors import PerdureError
 
+FLAG = ""
+"""Instead of a value's name in the help of an option that has none."""
+
 PathsArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH",
-        help="Task documents (YAML, JSON, .jsonl), or folders with them.",
+        help="Task documents (YAML, JSON, .jsonl), folders with them, or store:ID@VERSION.",
         show_default=False,
     ),
 ]
@@ -58,7 +61,9 @@ PassEnvOption = Annotated[
 ]
 InheritEnvOption = Annotated[
     bool,
-    typer.Option("--inherit-env", help="Let the processes of steps see all variables."),
+    typer.Option(
+        "--inherit-env", metavar=FLAG, help="Let the processes of steps see all variables."
+    ),
 ]
 EnvFileOption = Annotated[
     Path | None,
@@ -88,7 +93,10 @@ HostOption = Annotated[
     ),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+    bool,
+    typer.Option(
+        "--json", metavar=FLAG, help="One JSON document on stdout, and nothing else there."
+    ),
 ]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

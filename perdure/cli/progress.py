@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from perdure.cli.console import console_for, is_terminal, printable, say
-from perdure.cli.times import clock, span
+from perdure.cli.tables import kind_name
+from perdure.cli.times import clock, number, span, time_of_day
 from perdure.messages import SuiteProgress, TrialSummary
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ REFRESH_PER_SECOND = 4
 SHOWN_TASKS = 10
 """Running tasks that have a line of their own."""
 MIN_ENDED_FOR_ESTIMATE = 2
+_SERVERS_WORDS = "Cancel requested by workflow"
+"""How a server puts that one workflow cancelled another; run ids follow (server 1.32)."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Picture:
         """How long the rest will take at the pace so far; None while nobody can know."""
         done = self.ended - self.ended_before
         if self.progress is None or done < MIN_ENDED_FOR_ESTIMATE:
+            return None
+        if self.progress.paused or self.progress.stopped:
             return None
         return (now - self.since) / done * (self.progress.total - self.ended)
 
@@ -90,18 +95,28 @@ def task_name(trial: TrialSummary) -> str:
 
 
 def ended_line(trial: TrialSummary, number: int, total: int) -> str:
-    """One ended trial on one line."""
+    """One ended trial on one line: its end, how long it took, from when to when, and why."""
     line = (
         f"[{number:{len(str(total))}}/{total}] {trial.status:<9} {printable(task_name(trial))}"
         f"  {span(trial.duration_seconds)}"
     )
-    return line + (f"  {reason_of(trial)}" if trial.status != "succeeded" else "")
+    if trial.started_at:
+        ended_at = trial.started_at + trial.duration_seconds
+        line += f" ({time_of_day(trial.started_at)} to {time_of_day(ended_at)})"
+    reason = reason_of(trial) if trial.status != "succeeded" else ""
+    notes = [reason, "(its record is not written yet)" if trial.unwritten else ""]
+    return "  ".join([line, *filter(None, notes)])
 
 
 def reason_of(trial: TrialSummary, limit: int = 300) -> str:
-    """The failing step and why, on one line."""
+    """The failing step and why, on one line; and the kind of failure, unless it is the task's."""
     step = f"step {trial.failure_step}: " if trial.failure_step else ""
-    return printable(f"{step}{trial.failure_reason or ''}", limit)
+    usual = trial.status != "failed" or trial.failure_kind in (None, "task")
+    kind = "" if usual else f" ({kind_name(trial.failure_kind)})"
+    reason = trial.failure_reason or ""
+    if trial.status == "cancelled" and reason.startswith(_SERVERS_WORDS):
+        reason = ""  # that its suite was cancelled is told already
+    return printable(f"{step}{reason}", limit) + kind
 
 
 class PlainDisplay:
@@ -148,7 +163,10 @@ class LiveDisplay:
     def ended(self, trial: TrialSummary, number: int, total: int) -> None:
         if trial.status != "succeeded":  # the bar tells of the others
             style = "red" if trial.status == "failed" else "yellow"
-            line = f"{trial.status} {printable(task_name(trial))}: {reason_of(trial)}"
+            reason = reason_of(trial)
+            line = f"{trial.status} {printable(task_name(trial))}" + (
+                f": {reason}" if reason else ""
+            )
             self._quietly(lambda: self._console.print(line, style=style))
 
     def show(self, picture: Picture) -> None:
@@ -174,15 +192,29 @@ def render(picture: Picture | None, height: int, now: float) -> Group:
     if picture is None or picture.progress is None:
         return Group(Text("starting…", style="dim"))
     progress = picture.progress
-    room = max(1, min(SHOWN_TASKS, height - 5))
+    standing = _standing(progress)
+    room = max(1, min(SHOWN_TASKS, height - 5 - len(standing)))
     running = list(picture.running)
     hidden = len(progress.running) - min(len(running), room)
-    lines: list[RenderableType] = [_bar(picture, now), _counts(progress)]
+    lines: list[RenderableType] = [_bar(picture, now), _counts(progress), *standing]
     if running:
         lines.append(_tasks(running[:room]))
     if hidden > 0 and running:
         lines.append(Text(f"  and {hidden} more", style="dim"))
     return Group(*lines)
+
+
+def _standing(progress: SuiteProgress) -> list[Text]:
+    """Why nothing more is started, if that is so."""
+    from rich.text import Text
+
+    if progress.stopped and progress.pending:
+        told = f"stopping: {printable(progress.stopped)}"
+    elif progress.paused:
+        told = f"paused: go on with perdure suite {printable(progress.suite)} resume"
+    else:
+        return []
+    return [Text(told, style="yellow", no_wrap=True, overflow="ellipsis")]
 
 
 def _bar(picture: Picture, now: float) -> Table:
@@ -221,6 +253,8 @@ def _counts(progress: SuiteProgress) -> Text:
         if count or name == "succeeded":
             line.append(" · " if line else "")
             line.append(f"{count} {name}", style=style)
+    if "cost" in progress.usage:
+        line.append(f" · cost {number(progress.usage['cost'])}")
     return line
 
 

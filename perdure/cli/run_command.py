@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from perdure.cli.console import say
+from perdure.cli.console import emit_json, say
+from perdure.cli.list_options import (
+    DomainOption,
+    EnvConfigOption,
+    McpConfigOption,
+    RiskCategoryOption,
+    RootOption,
+    SkipExistingOption,
+    TaskCommandOption,
+    ThreatModelOption,
+    TypeOption,
+)
+from perdure.cli.loading import Wanted, check_results, load_checked
 from perdure.cli.options import (
     EnvFileOption,
     HostOption,
@@ -20,114 +32,100 @@ from perdure.cli.options import (
     ResultsOption,
     SeedOption,
     StepsOption,
-    env_file_path,
-    host_name,
     results_dir,
     seeds,
-    variable_names,
+)
+from perdure.cli.panels import in_panels
+from perdure.cli.suite_options import (
+    AgentArtifactOption,
+    AgentModelOption,
+    Changed,
+    ChangedOption,
+    DetachOption,
+    EndStepOption,
+    FailFastOption,
+    FreshOption,
+    JunitOption,
+    LimitOption,
+    MaxCostOption,
+    MaxFailuresOption,
+    MaxParallelOption,
+    OnlyOption,
+    RepeatsOption,
+    RetryInfrastructureOption,
+    StartStepOption,
+    SuiteOption,
+    TaskTimeoutOption,
+    bounds,
+    junit_path,
+    worker_config,
 )
 
 if TYPE_CHECKING:
+    from perdure.cli.session import Begin
+    from perdure.client import Perdure, SuiteRun
     from perdure.documents import LoadedTask
     from perdure.messages import TaskOptions
-
-BAD_INPUT = 2
-
-
-class Changed(StrEnum):
-    """What to do with an open suite whose documents have changed."""
-
-    keep = "keep"
-    rerun = "rerun"
+    from perdure.suite_settings import BoundSettings
+    from perdure.workers import WorkerConfig
 
 
+@in_panels(
+    {
+        "What to run": (
+            *("only", "repeats", "seed", "start_step", "end_step"),
+            *("agent_model", "agent_artifact_id"),
+        ),
+        "The suite": ("suite", "fresh", "changed", "detach"),
+        "How it runs": (
+            *("max_parallel", "retry_infrastructure", "steps"),
+            *("env_file", "pass_env", "inherit_env", "host"),
+        ),
+        "What bounds it": ("task_timeout", "limit", "fail_fast", "max_failures", "max_cost"),
+        "Results": ("results", "junit", "json"),
+        "DTap directories and lists": (
+            *("root", "env_config", "mcp_config", "task_command"),
+            *("domain", "type_", "threat_model", "risk_category", "skip_existing"),
+        ),
+    }
+)
 def run(
     paths: PathsArgument,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            "--suite",
-            metavar="ID",
-            help="The suite's name: the same again goes on with it.",
-            show_default="made from the time",
-        ),
-    ] = None,
-    max_parallel: Annotated[
-        int, typer.Option("--max-parallel", metavar="N", min=1, help="Tasks at once.")
-    ] = 5,
-    repeats: Annotated[
-        int | None,
-        typer.Option(
-            "--repeats",
-            metavar="K",
-            min=1,
-            help="Trials of each task (pass@k).",
-            show_default="the documents'",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str],
-        typer.Option(
-            "--only",
-            metavar="ID",
-            help="Run this task only; may be repeated.",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006
+    repeats: RepeatsOption = None,
     seed: SeedOption = [],  # noqa: B006
-    start_step: Annotated[
-        int,
-        typer.Option(
-            "--start-step", metavar="N", min=0, help="Begin with step N (from 0) of each task."
-        ),
-    ] = 0,
-    end_step: Annotated[
-        int | None,
-        typer.Option(
-            "--end-step",
-            metavar="N",
-            min=1,
-            help="Stop before step N of each task.",
-            show_default="to the end",
-        ),
-    ] = None,
-    agent_model: Annotated[
-        str | None,
-        typer.Option(
-            "--agent-model", metavar="M", help="agent_model of each context.", show_default=False
-        ),
-    ] = None,
-    agent_artifact_id: Annotated[
-        str | None,
-        typer.Option(
-            "--agent-artifact-id",
-            metavar="A",
-            help="agent_artifact_id of each context.",
-            show_default=False,
-        ),
-    ] = None,
+    start_step: StartStepOption = 0,
+    end_step: EndStepOption = None,
+    agent_model: AgentModelOption = None,
+    agent_artifact_id: AgentArtifactOption = None,
+    suite: SuiteOption = None,
+    fresh: FreshOption = False,
+    changed: ChangedOption = None,
+    detach: DetachOption = False,
+    max_parallel: MaxParallelOption = None,
+    retry_infrastructure: RetryInfrastructureOption = None,
     steps: StepsOption = [],  # noqa: B006
     env_file: EnvFileOption = None,
     pass_env: PassEnvOption = [],  # noqa: B006
     inherit_env: InheritEnvOption = False,
-    results: ResultsOption = None,
     host: HostOption = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start the suite anew, whatever it has done before.")
-    ] = False,
-    changed: Annotated[
-        Changed | None,
-        typer.Option(
-            "--changed",
-            help="Documents of an open suite have changed: keep the old ones, or rerun the new.",
-            show_default="refuse",
-        ),
-    ] = None,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", help="Start the suite, leave a worker behind, and return."),
-    ] = False,
+    task_timeout: TaskTimeoutOption = None,
+    limit: LimitOption = [],  # noqa: B006
+    fail_fast: FailFastOption = False,
+    max_failures: MaxFailuresOption = None,
+    max_cost: MaxCostOption = None,
+    results: ResultsOption = None,
+    junit: JunitOption = None,
     json: JsonOption = False,
+    root: RootOption = None,
+    env_config: EnvConfigOption = None,
+    mcp_config: McpConfigOption = None,
+    task_command: TaskCommandOption = None,
+    domain: DomainOption = None,
+    type_: TypeOption = None,
+    threat_model: ThreatModelOption = None,
+    risk_category: RiskCategoryOption = None,
+    skip_existing: SkipExistingOption = False,
 ) -> None:
     """Run tasks as one suite; the same command again goes on where it stopped.
 
@@ -137,23 +135,23 @@ def run(
 
     Exit status: 0 all tasks succeeded, 1 some did not, 2 bad input or set-up, 130 interrupted.
     """
-    from perdure.cli.run_session import SuiteRequest, run_suite
-    from perdure.env_file import read_env_file
+    from perdure.cli.session import Call, run_suite
+    from perdure.lists import ListOptions
     from perdure.messages import TaskOptions
-    from perdure.steps import load_step_modules
     from perdure.suite_input import check_id
-    from perdure.workers import WorkerConfig
 
     if suite is not None:
         check_id("--suite", suite)
-    load_step_modules(steps)
-    worker = WorkerConfig(
-        steps=tuple(steps),
-        pass_env=tuple(variable_names(pass_env)),
-        inherit_env=inherit_env,
-        env_file=env_file_path(env_file),
-        host=host_name(host),
+    bounded = bounds(
+        max_parallel=max_parallel,
+        retry_infrastructure=retry_infrastructure,
+        fail_fast=fail_fast,
+        max_failures=max_failures,
+        max_cost=max_cost,
+        task_timeout=task_timeout,
+        limit=limit,
     )
+    worker = worker_config(steps, env_file, pass_env, inherit_env, host)
     kept = results_dir(results)
     options = TaskOptions(
         start_step=start_step,
@@ -162,68 +160,66 @@ def run(
         agent_artifact_id=agent_artifact_id,
         results_dir=str(kept) if kept else None,
     )
-    tasks = _load(paths, seeds(seed), only, options, read_env_file(worker.env_file))
-    _check_results(kept, suite)
-    request = SuiteRequest(
-        tasks=tasks,
-        suite=suite,
-        max_parallel=max_parallel,
-        repeats=repeats,
-        options=options,
-        worker=worker,
-        fresh=fresh,
-        changed=changed.value if changed else None,
-        detach=detach,
-        json=json,
+    lists = ListOptions(
+        env_config=env_config,
+        mcp_config=mcp_config,
+        root=root,
+        task_command=task_command,
+        domain=domain,
+        type=type_,
+        threat_model=threat_model,
+        risk_category=risk_category,
+        skip_existing=skip_existing,
+        agent_artifact_id=agent_artifact_id,
+        agent_model=agent_model,
     )
-    raise typer.Exit(asyncio.run(run_suite(request)))
+    wanted = Wanted(paths, seeds(seed), only, lists, options, dict(bounded["limits"] or {}), worker)
+    tasks = load_checked(wanted)
+    check_results(kept, suite)
+    report = junit_path(junit)
+    if not tasks:
+        raise typer.Exit(_nothing_to_run(suite, report, json=json))
+    begin = _begin(tasks, suite, repeats, options, bounded, worker, fresh=fresh, changed=changed)
+    call = Call(begin, suite, worker, detach=detach, json=json, junit=report)
+    raise typer.Exit(asyncio.run(run_suite(call)))
 
 
-def _load(
-    paths: list[Path],
-    seed: dict[str, str],
-    only: list[str],
+def _begin(
+    tasks: list[LoadedTask],
+    suite: str | None,
+    repeats: int | None,
     options: TaskOptions,
-    env_file: dict[str, str],
-) -> list[LoadedTask]:
-    """The tasks, if nothing is wrong with any of them; else all that is wrong, and the end."""
-    from perdure.config import Settings, temporal_configured
-    from perdure.core.run import BadRange, check_range
-    from perdure.documents import load, unsupported
-    from perdure.secret_checks import missing_secrets
-    from perdure.steps import custom_types
+    bounded: BoundSettings,
+    worker: WorkerConfig,
+    *,
+    fresh: bool,
+    changed: Changed | None,
+) -> Begin:
+    """How the suite is started, once there is a connection."""
 
-    documents = load(paths, seed=seed, custom_types=custom_types(), only=only)
-    for warning in documents.warnings:
-        say(f"warning: {warning}")
-    problems = [str(problem) for problem in documents.problems]
-    for loaded in documents.tasks:
-        problems += [str(problem) for problem in unsupported(loaded)]
-        try:
-            check_range(len(loaded.task.steps), options.start_step, options.end_step)
-        except BadRange as error:
-            problems.append(f"{loaded.source}: {str(error).replace('_', '-')} (--start-step, ...)")
-    if not temporal_configured(Settings.from_env().temporal_env):
-        problems += missing_secrets(documents.tasks, env_file)
-    if problems:
-        for problem in problems:
-            say(problem)
-        say("nothing was started")
-        raise typer.Exit(BAD_INPUT)
-    return documents.tasks
+    async def begin(perdure: Perdure, tell: Callable[[str], None]) -> SuiteRun:
+        return await perdure.start_suite(
+            tasks,
+            suite=suite,
+            repeats=repeats,
+            options=options,
+            fresh=fresh,
+            changed=changed.value if changed else None,
+            worker=worker,
+            say=tell,
+            **bounded,
+        )
+
+    return begin
 
 
-def _check_results(kept: Path | None, suite: str | None) -> None:
-    """Refuse a directory that cannot be written, before a server starts.
+def _nothing_to_run(suite: str | None, report: Path | None, *, json: bool) -> int:
+    """Say so, also to programs, with the document of a suite without tasks; returns the status."""
+    from perdure.cli.summary import report_junit
+    from perdure.outcome import Trials, outcome
 
-    A team's workers have directories of their own, and a new state directory is checked whole.
-    """
-    from perdure.config import Settings, temporal_configured
-    from perdure.results import check_writable
-
-    settings = Settings.from_env()
-    if temporal_configured(settings.temporal_env):
-        return
-    own = settings.state.results
-    if kept or own.exists():
-        check_writable(kept or own, suite)
+    nothing = outcome(suite or "", "", [], Trials(ended=()))
+    say("there is nothing to run")
+    if json:
+        emit_json(nothing)
+    return report_junit(report, nothing, None) if report else 0

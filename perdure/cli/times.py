@@ -1,4 +1,4 @@
-"""Times as people read them."""
+"""Times and sums as people read them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ def moment(seconds: float | None) -> str:
     if not seconds:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def time_of_day(seconds: float) -> str:
+    """A point in time as a clock shows it, in the reader's own zone: `14:05:09`."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def number(value: float) -> str:
+    """A sum without the noise of binary fractions: `1.25`, `4,100`."""
+    text = f"{value:,.4f}" if abs(value) < 1e15 else f"{value:.6g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

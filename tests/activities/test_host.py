@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from activities.host import PRIVATE_FILES, forget
+from activities.host import PRIVATE_FILES, TRIAL_MARK, forget
 from activities.secrets import WorkerEnvironment
-from tests.activities.steps_kit import Kit, appears
+from tests.activities.steps_kit import Kit
+from tests.waiting import written
 
 SEES = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -138,7 +140,7 @@ async def test_a_process_that_was_ended_with_its_worker_is_run_again(kit: Kit) -
     host = kit.host({"id": "s", "type": "custom"})
     command = ["/bin/sh", "-c", "echo ran >> ran; [ -e go ] || sleep 600"]
     running = asyncio.ensure_future(host.run_process(command))
-    await appears(kit.workdir / "ran")
+    await written(kit.workdir / "ran")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -149,8 +151,8 @@ async def test_a_process_that_was_ended_with_its_worker_is_run_again(kit: Kit) -
 
 
 async def test_a_heartbeat_restarts_the_idle_clock_of_a_silent_process(kit: Kit) -> None:
-    host = kit.host({"id": "s", "type": "custom", "idle_timeout": 1.5})
-    running = asyncio.ensure_future(host.run_process(["sleep", "3"]))
+    host = kit.host({"id": "s", "type": "custom", "idle_timeout": 3})
+    running = asyncio.ensure_future(host.run_process(["sleep", "4"]))
     while not running.done():
         await asyncio.to_thread(host.heartbeat)
         await asyncio.sleep(0.05)
@@ -165,3 +167,48 @@ def test_what_held_secrets_is_removed_whatever_stands_there(tmp_path: Path) -> N
     (tmp_path / "stdout.log").touch()
     forget(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [PRIVATE_FILES[0], "stdout.log"]
+
+
+# --- The log ---------------------------------------------------------------------------------
+
+
+def logged(kit: Kit, caplog: pytest.LogCaptureFixture, metadata: Any) -> list[str]:
+    """What a step's lines look like, when its context has this metadata."""
+    kit.context.metadata = metadata
+    host = kit.host({"id": "a-step", "type": "custom"})
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "perdure.steps"):
+        host.log.info("100% done")
+        host.log.warning("%s of %s", 3, "4%")
+        host.log.info("%(share)s", {"share": "5%"})
+        kit.context.metadata = {TRIAL_MARK: "later"}
+        host.heartbeat("a note")
+    assert {record.filename for record in caplog.records[:3]} == {Path(__file__).name}
+    assert {vars(record)["step"] for record in caplog.records} == {f"s/t/2 a-step.{host.attempt}"}
+    return caplog.messages
+
+
+LINES = ["100% done", "3 of 4%", "5%", "a note"]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"seed": {"a": 1}}, {TRIAL_MARK: None}, None, "text"])
+async def test_lines_of_a_trial_without_a_mark_have_no_prefix(
+    kit: Kit, caplog: pytest.LogCaptureFixture, metadata: Any
+) -> None:
+    assert logged(kit, caplog, metadata) == LINES
+
+
+@pytest.mark.parametrize(
+    ("mark", "prefix"),
+    [
+        ("t/2", "[t/2] "),
+        (7, "[7] "),
+        ("50%s %(a)s", "[50%s %(a)s] "),
+        ("two\nlines \x1b[31m", "[two lines \\x1b[31m] "),
+        ("x" * 1000, f"[{'x' * 300}] "),
+    ],
+)
+async def test_every_line_begins_with_the_mark_that_the_attempt_was_given(
+    kit: Kit, caplog: pytest.LogCaptureFixture, mark: Any, prefix: str
+) -> None:
+    assert logged(kit, caplog, {TRIAL_MARK: mark}) == [prefix + line for line in LINES]

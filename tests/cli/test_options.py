@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,24 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--max-parallel", "0"], "--max-parallel"),
         (["--max-parallel", "many"], "--max-parallel"),
         (["--repeats", "0"], "--repeats"),
+        (["--limit", "openai"], "such as openai=4"),
+        (["--limit", "=4"], "NAME=N"),
+        (["--limit", "openai=0"], "at least 1 slot"),
+        (["--limit", "openai=1.5"], "NAME=N"),
+        (["--limit", "a b=1"], "--limit"),
+        (["--limit", "a=1", "--limit", "a=2"], "--limit a=... is given twice"),
+        (["--max-failures", "0"], "--max-failures '0'"),
+        (["--max-failures", "120%"], "a share of all such as 10%"),
+        (["--fail-fast", "--max-failures", "3"], "--fail-fast is --max-failures 1"),
+        (["--max-cost", "0"], "--max-cost 0"),
+        (["--max-cost", "nan"], "--max-cost nan"),
+        (["--task-timeout", "5x"], "--task-timeout: '5x' is not a length of time"),
+        (["--task-timeout", "0"], "--task-timeout '0': it must be longer than nothing"),
+        (["--retry-infrastructure", "-1"], "--retry-infrastructure"),
+        (["--junit", "."], "the JUnit file cannot be written"),
+        (["--domain", "crm"], "--domain"),
+        (["--env-config", "no-such.yaml"], "no-such.yaml"),
+        (["--root", "no-such-folder"], "--root"),
         (["--changed", "maybe"], "--changed"),
         (["--start-step", "1"], "outside"),
         (["--end-step", "9"], "outside"),
@@ -60,6 +79,118 @@ def test_a_wrong_option_of_run_is_named_and_nothing_is_started(
     assert not (task.parent / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "step 'b': the suite has no limit 'openai'; give it slots by --limit openai=N"),
+        (["--limit", "opnai=3"], "the suite has no limit 'openai'; it has 'opnai'"),
+    ],
+)
+def test_a_limit_without_slots_is_found_before_anything_starts(
+    task: Path, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task.write_text(
+        "steps:\n- {id: a, type: command, command: x}\n"
+        "- {id: b, type: command, command: x, limit: openai}\n"
+    )
+
+    assert status_of(["run", str(task), *options]) == 2
+
+    lines = capsys.readouterr().err.splitlines()
+    assert told in lines[0]
+    assert lines[0].startswith(f"{task}:3: ")
+    assert lines[1:] == ["nothing was started"]
+
+
+def test_with_everything_left_out_by_skip_existing_it_says_so_and_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("EVAL_RESULTS_ROOT", str(tmp_path / "judged"))
+    path = Path("dataset/crm/benign/1")
+    (tmp_path / path).mkdir(parents=True)
+    (tmp_path / path / "config.yaml").write_text("Task: {task_id: '1'}\n")
+    for agent in ("benchmark/a/m", "direct_prompt/a/m"):
+        judged = tmp_path / "judged" / agent / path.relative_to("dataset")
+        judged.mkdir(parents=True)
+        (judged / "judge_result.json").write_text("{}")
+    (tmp_path / "list.jsonl").write_text('{"domain": "crm", "type": "benign", "task_id": "1"}\n')
+
+    status = status_of(
+        [
+            *("run", str(tmp_path / "list.jsonl"), "--root", str(tmp_path), "--skip-existing"),
+            *("--task-command", "true", "--agent-artifact-id", "a", "--agent-model", "m"),
+            *("--json", "--junit", str(tmp_path / "out.xml")),
+        ]
+    )
+
+    printed = capsys.readouterr()
+    told = printed.err
+    assert status == 0, told
+    assert json.loads(printed.out)["totals"]["total"] == 0
+    assert 'tests="0"' in (tmp_path / "out.xml").read_text()
+    assert "1 left out: judged already (--skip-existing)" in told
+    assert "there is nothing to run" in told
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["one", "pasue"], "there is no action 'pasue'; did you mean 'pause'?"),
+        (["one", "frob"], "there are pause, resume, requeue, prioritise"),
+        (["one", "requeue"], "perdure suite one requeue TASK"),
+        (["one", "pause", "refund"], "write: perdure suite one pause"),
+        (["a b"], "the nearest legal id is 'a-b'"),
+        (["one", "--max-parallel", "0"], "--max-parallel"),
+        (["one", "pause", "--results", "."], "--results reads files"),
+        (["one"], "there is no suite 'one'"),
+        (["one", "pause"], "nothing has run in"),
+        (["one", "--results", "no-such"], "there is no directory"),
+    ],
+)
+def test_what_cannot_be_asked_of_a_suite_is_a_line(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(tmp_path / "state"))
+
+    assert status_of(["suite", *arguments]) == 2
+
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["one/refund", "--from-step", "ask"], "this version cannot run a task again from one"),
+        (["one", "--from-step", "ask"], "perdure retry one"),
+        (["one/refund"], "perdure suite one requeue refund"),
+        (["a b"], "the nearest legal id is 'a-b'"),
+        (["one", "--max-failures", "-1"], "--max-failures '-1'"),
+    ],
+)
+def test_what_cannot_be_retried_is_a_line(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(["retry", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_every_option_of_run_stands_under_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["run", "--help"]) == 0
+    options = capsys.readouterr().out.split("─ Options ─")[1].split("╰")[0]
+    assert [word for word in options.split() if word.startswith("--")] == ["--help"]
+
+
 def test_results_that_are_a_file_are_refused(
     task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +210,16 @@ def test_a_senseless_call_is_a_line_that_leads_to_the_help(
 
 @pytest.mark.parametrize(
     "command",
-    [[], *([name] for name in ("run", "validate", "worker", "server", "list", "show", "gc"))],
+    [
+        [],
+        *(
+            [name]
+            for name in (
+                *("run", "retry", "suite", "validate", "worker"),
+                *("server", "list", "show", "gc"),
+            )
+        ),
+    ],
 )
 def test_every_command_has_a_help_with_examples(
     command: list[str], capsys: pytest.CaptureFixture[str]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from perdure.cli.following import at_steps, changes
 from perdure.cli.progress import (
     LiveDisplay,
     Picture,
@@ -15,7 +17,7 @@ from perdure.cli.progress import (
     ended_line,
     render,
 )
-from perdure.cli.times import clock, moment, span
+from perdure.cli.times import clock, moment, number, span, time_of_day
 from perdure.messages import SuiteProgress, TrialSummary
 
 
@@ -58,6 +60,58 @@ def test_the_picture_leaves_room_on_a_low_terminal() -> None:
     assert len(drawn(picture(), 80, height=8)) <= 8
 
 
+@pytest.mark.parametrize(
+    ("standing", "told"),
+    [
+        ({"paused": True}, "paused: go on with perdure suite suite resume"),
+        ({"stopped": "3 failures (max_failures: 3)"}, "stopping: 3 failures (max_failures: 3)"),
+        ({"paused": True, "stopped": "cost 5 (max_cost: 5)"}, "stopping: cost 5 (max_cost: 5)"),
+    ],
+)
+def test_while_nothing_more_is_started_the_picture_says_why(
+    standing: dict[str, object], told: str
+) -> None:
+    shown = picture()
+    assert shown.progress
+    shown.progress = replace(shown.progress, usage={"cost": 1.25}, **standing)
+
+    lines = drawn(shown, 80)
+
+    assert lines[1].rstrip().endswith("waiting · cost 1.25")
+    assert lines[2].rstrip() == told
+    assert "left" not in lines[0], "nobody knows when it goes on"
+    assert len(drawn(shown, 40, height=8)) <= 8
+
+
+def test_what_changes_with_a_suite_is_told_once() -> None:
+    start = replace(progress(0, 0, 1, 9), max_parallel=5)
+    paused = replace(start, paused=True)
+    stopping = replace(start, stopped="1 failure (max_failures: 1)")
+
+    assert changes(None, start) == []
+    assert changes(start, replace(start, max_parallel=8)) == ["max_parallel is 8 (was 5)"]
+    assert [line[:7] for line in changes(start, paused)] == ["paused:"]
+    assert [line[:7] for line in changes(None, paused)] == ["paused:"], "also when one joins late"
+    assert changes(paused, paused) == []
+    assert changes(paused, start) == ["resumed"]
+    assert changes(start, stopping) == [
+        "stopping: 1 failure (max_failures: 1); nothing more is started, running tasks end by "
+        "themselves"
+    ]
+    assert changes(stopping, stopping) == []
+    assert changes(start, replace(stopping, pending=0)) == [], "nothing is left that could start"
+
+
+def test_a_running_task_shows_its_steps_and_what_they_wait_for() -> None:
+    told = {
+        "completed": 2, "total": 5, "running": ["build"], "waiting": ["again", "ask"],
+        "waiting_for": {"ask": "openai"},
+    }  # fmt: skip
+    assert at_steps(told) == "2/5 build, again, ask (waiting for openai)"
+    del told["waiting_for"]  # of a worker that knows no limits
+    assert at_steps(told) == "2/5 build, again, ask"
+
+
 def test_before_anything_is_known_the_picture_says_so() -> None:
     assert drawn(Picture(), 60) == ["starting…"]
 
@@ -84,6 +138,18 @@ def test_elsewhere_each_ended_trial_is_one_line_and_the_picture_none(
         "[ 9/10] succeeded order  0.50 s",
         "[10/10] failed    refund/2  1.50 s  step check: exit code 3 \\x1b[2Jx",
     ]
+
+
+def test_a_line_tells_from_when_to_when_a_trial_ran() -> None:
+    trial = TrialSummary("t", 1, "r", "succeeded", started_at=1e9, duration_seconds=75.0)
+    begun, ended = time_of_day(1e9), time_of_day(1e9 + 75)
+    assert ended_line(trial, 1, 1) == f"[1/1] succeeded t  1:15 ({begun} to {ended})"
+
+
+def test_a_trial_that_its_suite_cancelled_is_told_without_the_server_s_words() -> None:
+    words = "Cancel requested by workflow with run id 0-1 with reason: "
+    trial = TrialSummary("t", 1, "r", "cancelled", failure_reason=words, duration_seconds=1.0)
+    assert ended_line(trial, 1, 1) == "[1/1] cancelled t  1.00 s"
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -122,3 +188,9 @@ def test_times_are_short_and_exact() -> None:
     ]  # fmt: skip
     assert [span(s) for s in (None, 0.314, 12.44, 125)] == ["", "0.31 s", "12.4 s", "2:05"]
     assert moment(None) == ""
+
+
+def test_sums_are_told_without_noise() -> None:
+    assert [number(n) for n in (0, 0.1 + 0.2, 1200, 2.5, 1e-7, 1e20)] == [
+        "0", "0.3", "1,200", "2.5", "0", "1e+20",
+    ]  # fmt: skip

@@ -86,7 +86,8 @@ def test_a_suite_runs_fails_in_part_and_goes_on_when_typed_again(
     outcome = json.loads(first.stdout)
     assert outcome["suite"] == "s"
     assert outcome["totals"] == {
-        "total": 2, "succeeded": 1, "failed": 1, "cancelled": 0, "usage": {},
+        "total": 2, "succeeded": 1, "failed": 1, "cancelled": 0, "not_run": 0,
+        "failed_by_kind": {"task": 1}, "usage": {},
     }  # fmt: skip
     good, bad = outcome["tasks"]
     assert (good["id"], good["status"], good["passed"]) == ("good", "succeeded", True)
@@ -107,7 +108,7 @@ def test_a_suite_runs_fails_in_part_and_goes_on_when_typed_again(
     assert "[2/2] failed    bad" in again.stderr
     assert "good" not in again.stderr
     assert tally.read_text() == "x\n", "what had succeeded did not run again"
-    assert re.search(r"^bad +failed +fail +exit code 3.*\[bold\]why$", again.stdout, re.M)
+    assert re.search(r"^bad +failed +task +fail +exit code 3.*\[bold\]why$", again.stdout, re.M)
     assert "s: 1 of 2 succeeded, 1 failed" in again.stdout
     assert "perdure show s/bad" in again.stdout
 

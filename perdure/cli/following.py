@@ -1,0 +1,150 @@
+"""Following a suite to its end: what the display shows, and what people are told on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.console import printable
+from perdure.cli.progress import Display, Picture, RunningTask
+from perdure.client import Perdure, SuiteRun
+from perdure.errors import PerdureError
+from perdure.messages import SuiteProgress
+from perdure.server import status, users
+from perdure.state import StateDir
+from perdure.suite_input import suite_queue
+from perdure.workers import log_pids
+
+if TYPE_CHECKING:
+    from perdure.client import TaskHandle
+
+POLL_SECONDS = 0.5
+WATCH_SECONDS = 0.5
+ASKED_PER_SECOND = 4
+"""Running tasks whose steps are asked for, each second at most: a question costs the server."""
+ASKED_IN_TURN = 10
+
+
+class Following:
+    """Keeps the display up to date until the suite is closed."""
+
+    def __init__(self, suite: SuiteRun, shown: Display) -> None:
+        self._suite = suite
+        self._shown = shown
+        self._picture = Picture()
+        self._steps: dict[str, str] = {}
+        """By workflow id: what a running task is at."""
+        self._known = 0
+        """Ends of trials that were told before this command began to look."""
+        self._heard = 0
+        """Ends of trials, those among them."""
+        self._before: SuiteProgress | None = None
+
+    async def until_closed(self) -> None:
+        """Show the suite until it is closed. Raises as `SuiteRun.follow`."""
+        # What ended before this command began to look is told in the summary only.
+        self._known = self._suite.taken_over
+        if self._suite.how in ("attached", "found", "finished"):
+            self._known = (await self._suite.progress()).next_offset
+        asking = asyncio.create_task(self._ask_tasks()) if self._shown.is_live else None
+        try:
+            await self._suite.follow(on_progress=self._take, poll_seconds=POLL_SECONDS)
+        finally:
+            if asking:
+                asking.cancel()
+
+    def _take(self, progress: SuiteProgress) -> None:
+        picture, before = self._picture, self._before
+        picture.progress = progress
+        if self._heard <= self._known:
+            picture.ended_before = picture.ended
+        # Counted back from the sum: a trial that was requeued ends a second time.
+        number = picture.ended - len(progress.ended)
+        for trial in progress.ended:
+            self._heard += 1
+            number += 1
+            if self._heard > self._known:
+                self._shown.ended(trial, max(1, number), progress.total)
+        for line in changes(before, progress):
+            self._shown.say(line)
+        picture.running = [
+            RunningTask(_short(name, self._suite.suite), self._steps.get(name, ""))
+            for name in progress.running
+        ]
+        self._before = progress
+        self._shown.show(picture)
+
+    async def _ask_tasks(self) -> None:
+        """Ask running tasks for their steps in turn, a few each second."""
+        turn = 0
+        while True:
+            await asyncio.sleep(1 / ASKED_PER_SECOND)
+            progress = self._picture.progress
+            running = progress.running if progress else []
+            if not running:
+                continue
+            name = running[turn % min(len(running), ASKED_IN_TURN)]
+            turn += 1
+            with contextlib.suppress(PerdureError):  # it has just ended, or its worker died
+                self._steps[name] = at_steps(await self._task(name).progress())
+            for gone in self._steps.keys() - set(running):
+                del self._steps[gone]
+
+    def _task(self, workflow_id: str) -> TaskHandle:
+        _, _, task_id, trial = workflow_id.split("/")
+        return self._suite.task(task_id, int(trial))
+
+
+def changes(before: SuiteProgress | None, now: SuiteProgress) -> list[str]:
+    """What people are told once: that the suite is paused, goes on, stops, or has more places."""
+    name, told = printable(now.suite), []
+    if now.paused and not (before and before.paused):
+        told.append(
+            "paused: nothing more is started, running tasks go on; "
+            f"resume with: perdure suite {name} resume"
+        )
+    elif before and before.paused and not now.paused and not now.stopped:
+        told.append("resumed")
+    if now.stopped and not (before and before.stopped) and now.pending + now.not_run:
+        rest = ", running tasks end by themselves" if now.running else ""
+        told.append(f"stopping: {printable(now.stopped)}; nothing more is started{rest}")
+    if before and before.max_parallel and now.max_parallel not in (0, before.max_parallel):
+        told.append(f"max_parallel is {now.max_parallel} (was {before.max_parallel})")
+    return told
+
+
+def at_steps(told: dict[str, Any]) -> str:
+    """What a running task is at: `2/5 build, test`, `2/5 ask (waiting for openai)`."""
+    slots = told.get("waiting_for", {})
+    steps = [
+        f"{step} (waiting for {slots[step]})" if step in slots else step
+        for step in [*told["running"], *told["waiting"]]
+    ]
+    return f"{told['completed']}/{told['total']} {', '.join(steps)}"
+
+
+async def watch(perdure: Perdure, suite: SuiteRun, shown: Display) -> None:
+    """Tell of a server or a worker that died and was started again; never ends by itself."""
+    state = perdure.settings.state
+    queue = suite_queue(perdure.settings.queue, suite.suite)
+    server, workers = status(state).pid, _workers_on(state, queue)
+    while perdure.embedded:
+        await asyncio.sleep(WATCH_SECONDS)
+        now = status(state).pid
+        if now and now != server:
+            shown.say(f"the server died and was started again: {perdure.ui_url}")
+            server = now
+        serving = _workers_on(state, queue)
+        if serving and not serving & workers:
+            shown.say("the worker died; another one goes on")
+        workers = serving or workers
+
+
+def _workers_on(state: StateDir, queue: str) -> set[int]:
+    """The live workers on a queue of the embedded server."""
+    return {user.pid for user in users(state) if user.role == "worker"} & log_pids(state, queue)
+
+
+def _short(workflow_id: str, suite: str) -> str:
+    return workflow_id.removeprefix(f"task/{suite}/").removesuffix("/1")

@@ -1,0 +1,273 @@
+"""The options of `perdure run` and `perdure retry`: how a suite runs, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perdure.cli.options import FLAG, OptionError, env_file_path, host_name, variable_names
+
+if TYPE_CHECKING:
+    from perdure.suite_settings import BoundSettings
+    from perdure.workers import WorkerConfig
+
+
+class Changed(StrEnum):
+    """What to do with an open suite whose documents have changed."""
+
+    keep = "keep"
+    rerun = "rerun"
+
+
+# --- The suite --------------------------------------------------------------------------------
+
+SuiteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--suite",
+        metavar="ID",
+        help="Its name; the same again goes on with it. By default one made from the time.",
+        show_default=False,
+    ),
+]
+FreshOption = Annotated[
+    bool,
+    typer.Option("--fresh", metavar=FLAG, help="Start it anew, whatever it has done before."),
+]
+ChangedOption = Annotated[
+    Changed | None,
+    typer.Option(
+        "--changed",
+        help="It still runs, and its documents have changed: go on with the old ones, or cancel "
+        "it and run the new. By default that is refused.",
+        show_default=False,
+    ),
+]
+DetachOption = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        metavar=FLAG,
+        help="Leave it to a worker in the background. The same command follows it again.",
+    ),
+]
+
+# --- What to run ------------------------------------------------------------------------------
+
+OnlyOption = Annotated[
+    list[str],
+    typer.Option(
+        "--only", metavar="ID", help="Run this task only; may be repeated.", show_default=False
+    ),
+]
+RepeatsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats",
+        metavar="K",
+        min=1,
+        help="Trials of each task, over what its document says; gives pass@1 to pass@K.",
+        show_default=False,
+    ),
+]
+StartStepOption = Annotated[
+    int,
+    typer.Option(
+        "--start-step", metavar="N", min=0, help="Begin each task with its step N, from 0."
+    ),
+]
+EndStepOption = Annotated[
+    int | None,
+    typer.Option(
+        "--end-step",
+        metavar="N",
+        min=1,
+        help="Stop each task before its step N.",
+        show_default=False,
+    ),
+]
+AgentModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--agent-model", metavar="M", help="agent_model of each context.", show_default=False
+    ),
+]
+AgentArtifactOption = Annotated[
+    str | None,
+    typer.Option(
+        "--agent-artifact-id",
+        metavar="A",
+        help="agent_artifact_id of each context.",
+        show_default=False,
+    ),
+]
+
+# --- How it runs, and what bounds it ----------------------------------------------------------
+
+MaxParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-parallel",
+        metavar="N",
+        min=1,
+        help="Tasks at once, 5 by default. Of a suite that runs already: from now on.",
+        show_default=False,
+    ),
+]
+RetryInfrastructureOption = Annotated[
+    int | None,
+    typer.Option(
+        "--retry-infrastructure",
+        metavar="N",
+        min=0,
+        help="Run a trial again, at most N times, when workers or hosts failed it and not the "
+        "task itself. 1 by default.",
+        show_default=False,
+    ),
+]
+TaskTimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task-timeout",
+        metavar="T",
+        help="No task runs longer, whatever its document says: seconds, or 10m, 2h.",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[
+    list[str],
+    typer.Option(
+        "--limit",
+        metavar="NAME=N",
+        help="At most N steps at once that say `limit: NAME`, in all suites of the server; may be "
+        "repeated.",
+        show_default=False,
+    ),
+]
+FailFastOption = Annotated[
+    bool,
+    typer.Option(
+        "--fail-fast",
+        metavar=FLAG,
+        help="Start nothing more after the first failure; what runs ends by itself.",
+    ),
+]
+MaxFailuresOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-failures",
+        metavar="N|P%",
+        help="Start nothing more after N failed trials, or a share of all.",
+        show_default=False,
+    ),
+]
+MaxCostOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-cost",
+        metavar="X",
+        help="Start nothing more once the steps' usage.cost adds up to X.",
+        show_default=False,
+    ),
+]
+
+# --- Results ----------------------------------------------------------------------------------
+
+JunitOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--junit",
+        metavar="FILE",
+        help="At the end, write the results to FILE as JUnit XML.",
+        show_default=False,
+    ),
+]
+
+
+def worker_config(
+    steps: list[str],
+    env_file: Path | None,
+    pass_env: list[str],
+    inherit_env: bool,
+    host: str | None,
+) -> WorkerConfig:
+    """What the embedded worker is given; the modules of `--steps` are loaded here, too.
+
+    Raises PerdureError for a value that cannot be used.
+    """
+    from perdure.steps import load_step_modules
+    from perdure.workers import WorkerConfig
+
+    load_step_modules(steps)
+    return WorkerConfig(
+        steps=tuple(steps),
+        pass_env=tuple(variable_names(pass_env)),
+        inherit_env=inherit_env,
+        env_file=env_file_path(env_file),
+        host=host_name(host),
+    )
+
+
+def bounds(
+    *,
+    max_parallel: int | None,
+    retry_infrastructure: int | None,
+    fail_fast: bool,
+    max_failures: str | None,
+    max_cost: float | None,
+    task_timeout: str | None,
+    limit: Iterable[str],
+) -> BoundSettings:
+    """The options that bound a suite.
+
+    Raises OptionError and BadBound for a value that cannot be used, before anything is started.
+    """
+    from perdure import bounds as values
+
+    if fail_fast and max_failures is not None:
+        raise OptionError("--fail-fast is --max-failures 1; give one of the two")
+    values.failures("--max-failures", max_failures)
+    values.cost("--max-cost", max_cost)
+    values.seconds("--task-timeout", task_timeout)
+    return {
+        "max_parallel": max_parallel,
+        "retry_infrastructure": retry_infrastructure,
+        "max_failures": 1 if fail_fast else max_failures,
+        "max_cost": max_cost,
+        "task_timeout": task_timeout,
+        "limits": limits(limit),
+    }
+
+
+def limits(given: Iterable[str]) -> dict[str, int]:
+    """What `--limit NAME=N` says, repeated ones in order.
+
+    Raises OptionError for one without name or number, and for a name that is there twice.
+    """
+    from perdure.bounds import slots
+
+    found: dict[str, int] = {}
+    for text in given:
+        name, equals, count = text.partition("=")
+        if not equals or not name or not (count.isascii() and count.isdigit() and len(count) < 8):
+            raise OptionError(f"--limit {text!r}: write it as NAME=N, such as openai=4")
+        if name in found:
+            raise OptionError(f"--limit {name}=... is given twice; leave one out")
+        found[name] = int(count)
+    return slots("--limit", found)
+
+
+def junit_path(path: Path | None) -> Path | None:
+    """What `--junit` names; hours later is too late to find that it cannot be written.
+
+    Raises JUnitError.
+    """
+    if path is not None:
+        from perdure.junit import check_junit
+
+        check_junit(path)
+    return path
