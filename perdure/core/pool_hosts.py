@@ -1,0 +1,121 @@
+"""The hosts of a pool: what fits on each, and which of them is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from perdure.core.ports import PortRange, Ports
+
+CROWDED_SECONDS = 30.0
+"""How long nothing is started on an engine that said it was full, unless something ends there."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a worker tells of its host, when it joins and with each beat."""
+
+    capacity: int | None = None
+    """Instances at a time; None: as many as memory and ports allow."""
+    free_gb: float | None = None
+    """Memory available now; None: not known, and not looked at."""
+    total_gb: float = 0.0
+    port_range: PortRange = field(default_factory=PortRange)
+    machine: str = ""
+    """Hosts on one machine share its ports and its memory; empty: a machine of its own."""
+
+
+@dataclass
+class Host:
+    """A worker's host as the pool knows it."""
+
+    name: str
+    facts: HostFacts
+    heard: float
+    """When its worker was heard of last; seconds since 1970."""
+    freed_gb: float = 0.0
+    """What instances that are gone used, and `facts` may not know yet."""
+    is_away: bool = False
+    """Silent for some time: nothing is placed there, and what is there may come back."""
+    crowded_until: float = 0.0
+
+    @property
+    def machine(self) -> str:
+        """Whose ports and memory it uses."""
+        return self.facts.machine or f"of {self.name}"
+
+
+class Hosts:
+    """The hosts that have joined and are not gone."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, Host] = {}
+        self._ports: dict[str, Ports] = {}
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._hosts
+
+    def __getitem__(self, name: str) -> Host:
+        return self._hosts[name]
+
+    @property
+    def usable(self) -> list[Host]:
+        """Those on which something can be placed, by name."""
+        return sorted((h for h in self if not h.is_away), key=lambda host: host.name)
+
+    def hear(self, name: str, facts: HostFacts, now: float) -> None:
+        """The worker of a host says how it is."""
+        old = self._hosts.get(name)
+        crowded_until = old.crowded_until if old else 0.0
+        self._hosts[name] = Host(name, facts, now, crowded_until=crowded_until)
+
+    def remove(self, name: str) -> None:
+        """It is gone."""
+        self._hosts.pop(name, None)
+
+    def ports(self, name: str) -> Ports:
+        """The ports of a host's machine."""
+        return self._ports.setdefault(self._hosts[name].machine, Ports())
+
+    @property
+    def all_ports(self) -> list[Ports]:
+        """Of all machines."""
+        return list(self._ports.values())
+
+    def give_ports_back(self, instance: int) -> None:
+        """On whatever machine the instance was."""
+        for ports in self._ports.values():
+            ports.give_back(instance)
+
+    def grow_silent(self, now: float, away_seconds: float) -> None:
+        """Note which have not been heard of for some time."""
+        for host in self:
+            host.is_away = now - host.heard >= away_seconds
+
+    def forgive(self, seconds: float) -> None:
+        """The pool itself slept: nobody could be heard."""
+        for host in self:
+            host.heard += 0.0 if host.is_away else seconds
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, for `from_state`."""
+        return {
+            "hosts": [asdict(host) for host in self],
+            "ports": {machine: ports.state() for machine, ports in self._ports.items()},
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Hosts:
+        """The inverse of `state`."""
+        hosts = cls()
+        for value in state["hosts"]:
+            facts = HostFacts(**value["facts"])
+            facts = replace(facts, port_range=PortRange(**value["facts"]["port_range"]))
+            hosts._hosts[value["name"]] = Host(**{**value, "facts": facts})
+        for machine, value in state["ports"].items():
+            hosts._ports[machine] = Ports.from_state(value)
+        return hosts

@@ -1,0 +1,106 @@
+"""A pool as people see it: figures, and who has, waits and runs what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.core.pool import Pool
+from perdure.core.pool_instances import PUBLIC_STATES
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """Figures of a pool (P51). A task is a request: total = pending + running + completed."""
+
+    total_tasks: int
+    pending_tasks: int
+    """Those that wait, whose instances are looked at, or that their suites have declared."""
+    running_tasks: int
+    completed_tasks: int
+    total_instances: int
+    available_instances: int
+    in_use_instances: int
+    instances_by_env: dict[str, int]
+    """By environment, in order of the names; starting and stopping ones count."""
+
+
+def stats(pool: Pool) -> PoolStats:
+    """The pool in figures."""
+    running = sum(lease.state != "checking" for lease in pool.leases.values())
+    coming = sum(some.count for demand in pool.demands.values() for some in demand.coming)
+    pending = len(pool.queue) + len(pool.leases) - running + coming
+    states = Counter(PUBLIC_STATES[instance.state] for instance in pool.instances)
+    return PoolStats(
+        pending + running + pool.completed,
+        pending,
+        running,
+        pool.completed,
+        len(pool.instances),
+        states["available"],
+        states["in_use"],
+        dict(sorted(pool.instances.alive().items())),
+    )
+
+
+def view(pool: Pool) -> dict[str, Any]:
+    """Hosts, instances, leases and waiting requests, as JSON."""
+    return {
+        "closing": pool.closing,
+        "hosts": [
+            {
+                "name": host.name,
+                "away": host.is_away,
+                "heard": host.heard,
+                "capacity": host.facts.capacity,
+                "free_gb": host.facts.free_gb,
+                "instances": len(pool.instances.on(host.name)),
+            }
+            for host in sorted(pool.hosts, key=lambda host: host.name)
+        ],
+        "instances": [
+            {
+                "instance_id": i.instance_id,
+                "number": i.number,
+                "env_name": i.environment,
+                "project_name": i.project,
+                "host": i.host,
+                "state": PUBLIC_STATES[i.state],
+                "doing": i.state,
+                "since": i.since,
+                "ports": dict(i.ports),
+                "request_id": i.lease,
+                "use_count": i.uses,
+                "last_used": i.last_used,
+                "reason": i.reason,
+            }
+            for i in pool.instances
+        ],
+        "leases": [
+            {
+                "request_id": request_id,
+                "holder": lease.request.holder.workflow_id,
+                "suite": lease.request.suite,
+                "environments": lease.request.names,
+                "host": lease.host,
+                "state": lease.state,
+                "since": lease.since,
+                "reason": lease.reason,
+            }
+            for request_id, lease in pool.leases.items()
+        ],
+        "waiting": [
+            {
+                "request_id": waiter.request.request_id,
+                "holder": waiter.request.holder.workflow_id,
+                "suite": waiter.request.suite,
+                "environments": waiter.request.names,
+                "priority": waiter.request.priority,
+                "since": waiter.since,
+                "overtaken": waiter.overtaken,
+                "waits_for": waiter.waits_for,
+            }
+            for waiter in sorted(pool.queue, key=lambda waiter: waiter.arrival)
+        ],
+    }
