@@ -223,6 +223,7 @@ class Attempt:
                 failure=failure and self._masked(failure),
                 host=self._host_name,
                 duration_seconds=self._elapsed,
+                usage=self.host.usage if self._before is not None else {},
             )
 
     def _outcome(self, status: Any, result: Json, failure: StepFailure | None) -> StepOutcome:

@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from activities.safe_files import folder_below, own_folder
 from activities.secrets import MissingSecret, WorkerEnvironment, resolve, write_private
 from activities.supervise import ProcessExit, ProcessSpec, SpawnFailed, Supervisor
 from perdure.core.context import FIELDS
-from perdure.core.problems import one_line
+from perdure.core.problems import one_line, shown
+from perdure.core.record import summed
 from perdure.core.redaction import STORED, restore, spellings, texts_of
 from perdure.core.secret_references import is_reference
 from perdure.core.task import Step
@@ -38,6 +41,9 @@ PRIVATE_FILES = ("context.json", "output.json", "script.py", "call.json", "answe
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_LENGTH = 8
 """A variable's name is but a hint; a shorter value ("true") would be masked where it is none."""
+
+LARGEST_AMOUNT = 1e300
+"""Of a usage."""
 
 TRIAL_MARK = "pass_at_k_execution_id"
 """The key of a context's metadata that names a trial of several."""
@@ -117,6 +123,8 @@ class StepHost:
         self._private = False
         self._running: set[str] = set()
         self._context_written = False
+        self._usage: dict[str, float] = {}
+        self._counting = threading.Lock()
         if not workdir.is_dir():  # it is there for every step of a run but the first
             workdir.mkdir(parents=True, exist_ok=True)
         self._note_passed_secrets()
@@ -321,16 +329,31 @@ class StepHost:
 
     # --- What the step leaves -------------------------------------------------------------------
 
+    def add_usage(self, **amounts: float) -> None:
+        """Count what the attempt has used: `host.add_usage(cost=0.2, tokens=120)`. Any thread.
+
+        Raises StepFailed (type `BadUsage`, not retried) for what is no finite number from 0 on.
+        """
+        counted = {name: _amount(name, value) for name, value in amounts.items()}
+        with self._counting:
+            self._usage = summed([self._usage, counted])
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """What `add_usage` has counted so far."""
+        return dict(self._usage)
+
     def collect_output(self, context: Context) -> dict[str, float]:
-        """Merge what the step's processes wrote to `PERDURE_OUTPUT`; return its `usage`.
+        """Merge what the step's processes wrote to `PERDURE_OUTPUT`; return its `usage`, to which
+        that of `add_usage` is added.
 
         Raises StepFailed (type `BadOutput`): not a JSON object, or a reserved key in it; the
         context is then as it was.
         """
-        if not self.has_files:
-            return {}
-        output = read_output(self.output_path)
-        return {} if output is None else merge_output(output, context)
+        output = read_output(self.output_path) if self.has_files else None
+        return (
+            self.usage if output is None else summed([self._usage, merge_output(output, context)])
+        )
 
     def collect_artifacts(self) -> list[Artifact]:
         """What lies in `PERDURE_ARTIFACTS`, sorted by path; links and what is too large are
@@ -364,6 +387,23 @@ def forget_in(folder: int) -> None:
 
 def _result(ended: ProcessExit, stdout: Path, stderr: Path) -> ProcessResult:
     return ProcessResult(ended.exit_code, ended.duration_seconds, stdout, stderr, ended.ended_by)
+
+
+def _amount(name: str, value: object) -> float:
+    """A usage as it is counted. Raises StepFailed (type `BadUsage`) for one that cannot be."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            amount = float(value)
+            # Below the largest number by so much that no sum becomes infinite.
+            if 0 <= amount <= LARGEST_AMOUNT and name.isprintable():
+                return amount
+    raise StepFailed(
+        f"add_usage: {shown(name)} is {shown(value)}; give a finite number from 0 on, by a "
+        "name that can be printed",
+        type="BadUsage",
+        kind="bad_input",
+        retryable=False,
+    )
 
 
 def _variable(value: Any) -> str:

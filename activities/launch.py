@@ -119,7 +119,8 @@ def _explain(
         elif "/" in argv[0]:
             reason = f"no such program (looked from {cwd})"
         else:
-            reason = f"no such program on PATH ({env.get('PATH', os.defpath)})"
+            count = len(env.get("PATH", os.defpath).split(os.pathsep))
+            reason = f"no such program in the {count} folders of the step's PATH"
     elif code == errno.E2BIG:
         size = sum(len(os.fsencode(argument)) + 1 for argument in argv)
         reason = f"argument list or environment too long ({size} bytes of arguments)"

@@ -120,6 +120,8 @@ def _usage(usage: Json) -> dict[str, float]:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or abs(value) > 1e300 or not math.isfinite(value):
             raise _bad_output(f"'usage.{name}' is {_kind(value)}, not a number that can be summed")
+        if value < 0:
+            raise _bad_output(f"'usage.{name}' is {value:g}, and nothing less than 0 can be used")
     return {name: float(value) for name, value in usage.items()}
 
 

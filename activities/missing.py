@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from temporalio import activity
@@ -16,6 +18,8 @@ from perdure.history import TaskHistory
 from perdure.messages import FinishTask, RunRef, TrialSummary, WriteMissing
 from perdure.names import WRITE_MISSING, task_workflow_id
 from perdure.results import ResultsError, result_line
+
+BEAT_SECONDS = 2.0
 
 
 class MissingRecords:
@@ -33,9 +37,12 @@ class MissingRecords:
         A record that is there by now is left as it is. Returns the summaries of the trials whose
         record still cannot be written, with the reason as note.
         """
+        async with _beating():
+            return await self._write_all(missing)
+
+    async def _write_all(self, missing: WriteMissing) -> list[TrialSummary]:
         left: list[TrialSummary] = []
         for trial in missing.trials:
-            activity.heartbeat()
             run = RunRef(
                 workflow_id=task_workflow_id(missing.suite, trial.task_id, trial.trial),
                 run_id=trial.run_id,
@@ -76,3 +83,19 @@ class MissingRecords:
             return False
         files.append_line(result_line(record))
         return True
+
+
+@asynccontextmanager
+async def _beating() -> AsyncIterator[None]:
+    """Have the server notice soon if the worker is killed: a copy may take minutes."""
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beats.cancel()

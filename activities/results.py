@@ -57,6 +57,9 @@ LOGS_LIMIT_COUNT = 1_000
 
 SWAP_TRIES = 5
 
+LOOKS_AT_ONCE = 20
+"""Questions to the server at a time."""
+
 _log = logging.getLogger("perdure.results")
 
 _LOG = re.compile(r"(?:stdout|stderr)(?:\.[0-9]{1,6})?\.log", re.ASCII)
@@ -99,12 +102,16 @@ class Results:
     @activity.defn(name=PROBE_TRIALS)
     async def probe_trials(self, probe: ProbeTrials) -> list[ClosedTrial]:
         """Those of these workflows that are closed, with what they ended in."""
-        closed: list[ClosedTrial] = []
-        for workflow_id in probe.workflow_ids:
-            activity.heartbeat()
-            if not await is_open(self._client, workflow_id):
-                closed.append(await self._end_of(workflow_id))
-        return closed
+        places = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+        async def look(workflow_id: str) -> ClosedTrial | None:
+            async with places:
+                if await is_open(self._client, workflow_id):
+                    return None
+                return await self._end_of(workflow_id)
+
+        found = await asyncio.gather(*map(look, probe.workflow_ids))
+        return [trial for trial in found if trial]
 
     async def _end_of(self, workflow_id: str) -> ClosedTrial:
         handle = self._client.get_workflow_handle(workflow_id, result_type=TrialSummary)

@@ -68,18 +68,20 @@ def cost(what: str, value: float | None) -> float | None:
     """
     if value is None:
         return None
-    if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise BadBound(f"{what} {shown(value)}: write a cost above 0, such as 2.50")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        told = f"{value:g}" if isinstance(value, float) else shown(value)
+        raise BadBound(f"{what} {told}: write a cost above 0, such as 2.50")
     return float(value)
 
 
-def retries(what: str, value: int) -> int:
-    """How often a trial may run again.
+def count(what: str, value: int, low: int = 1, high: int = MAX_COUNT) -> int:
+    """A whole number from `low` to `high`.
 
     Raises BadBound.
     """
-    if isinstance(value, bool) or not 0 <= value <= MAX_COUNT:
-        raise BadBound(f"{what} {shown(value)}: write how often, or 0 for never")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadBound(f"{what} {shown(value)}: write a whole number from {low} to {high:,}")
     return value
 
 
@@ -98,10 +100,13 @@ def slots(what: str, limits: Mapping[str, int] | None) -> dict[str, int]:
 
     Raises BadBound.
     """
-    for name, count in (limits or {}).items():
+    for name, number in (limits or {}).items():
         _checked(what, name, identifier)
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
-            raise BadBound(f"{what} {name}={shown(count)}: give it at least 1 slot")
+        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        if not is_whole or not 1 <= number <= MAX_COUNT:
+            raise BadBound(
+                f"{what} {name}={shown(number)}: give it at least 1 slot, and at most {MAX_COUNT:,}"
+            )
     return dict(limits or {})
 
 

@@ -14,6 +14,7 @@ by a worker process of its own, which ends with this one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -140,6 +141,14 @@ class Perdure:
         """Whether this is the embedded server."""
         return self._embedded is not None
 
+    def is_served(self, queue: str) -> bool:
+        """Whether a worker is on the queue; on a team's server that is taken for granted."""
+        return self._embedded is None or self._embedded.is_served(queue)
+
+    def is_served_by_others(self, queue: str) -> bool:
+        """Whether a queue has a worker beside this process's; a team's server has."""
+        return self._embedded is None or self._embedded.is_served_by_others(queue)
+
     @property
     def ui_url(self) -> str | None:
         """The embedded server's UI; None with a team's server."""
@@ -173,6 +182,8 @@ class Perdure:
         options = bounded(settings.get("options") or TaskOptions(), settings)
         options = await self._preparation.options(options, settings.get("results_dir"))
         suite = settings.get("suite")
+        if suite is not None and not settings.get("fresh"):
+            options = await self._with_limits_of_open(suite, options)
         name = suite if suite is not None else new_suite_id(tasks, loaded[0].task.id)
         start = suite_input(
             name,
@@ -192,6 +203,14 @@ class Perdure:
         if run.how == "attached" and max_parallel is not None:
             await _widen(run, max_parallel, settings.get("say"))
         return run
+
+    async def _with_limits_of_open(self, suite: str, options: TaskOptions) -> TaskOptions:
+        """The options, where nothing is said with the limits of the suite if it is open."""
+        found = await find_execution(self.client, suite_workflow_id(check_id("suite", suite)))
+        if found is None or not found.is_open:
+            return options
+        old = await definition_of(self.client, found.workflow_id, found.run_id)
+        return replace(options, limits={**old.options.limits, **options.limits})
 
     async def run_suite(
         self,
@@ -223,13 +242,15 @@ class Perdure:
         succeed. A suite that is open because its command was killed, perhaps a retry, goes on. The
         keywords are those of `perdure.suite_settings.RetrySettings`.
 
-        Raises UnknownSuite, SuiteOpen, and PerdureError.
+        Raises UnknownSuite, SuiteOpen, and PerdureError; on the embedded server also for secrets
+        that are not there.
         """
         check_keywords(settings, RetrySettings)
         worker = worker_of(settings)
         found, old = await self._known_suite(suite)
         await self._preparation.check_here([], suite, old.options, worker)
         if found.is_open and self._embedded and not self._embedded.is_served(found.queue):
+            await self._preparation.check_types(old.tasks, worker)
             await self._preparation.serve(found.queue, worker)
             return SuiteRun(self._link, Begun("attached", found, old))
         starter = self._preparation.starter(suite, worker, settings.get("say"))
@@ -237,6 +258,7 @@ class Perdure:
             suite,
             only_failed_trials=only_failed_trials,
             changed=lambda start: rebound(start, settings),
+            check=lambda tasks: self._preparation.check_again(tasks, worker),
         )
         return SuiteRun(self._link, begun)
 
@@ -254,12 +276,13 @@ class Perdure:
             known = [entry.suite for entry in await self.suites()]
             near = nearest(suite, known)
             remedy = f"did you mean {near!r}?" if near else "`perdure list` shows those it knows"
-            raise UnknownSuite(f"the server knows no suite {suite!r}; {remedy}")
+            raise UnknownSuite(f"there is no suite {suite!r} on the server; {remedy}")
         return found, await definition_of(self.client, workflow_id, found.run_id)
 
     async def suites(self) -> list[SuiteEntry]:
         """The suites that the server knows, newest first."""
-        return await list_suites(self.client)
+        is_served = self._embedded.is_served if self._embedded else None
+        return await list_suites(self.client, is_served)
 
     # --- Tasks ------------------------------------------------------------------------------
 
@@ -294,6 +317,9 @@ class Perdure:
         options = await self._preparation.options(options, results_dir)
         queue = self._preparation.queue(check_id("suite", suite))
         await self._preparation.check_here(loaded, suite, options, worker)
+        beside = await find_execution(self.client, suite_workflow_id(suite))
+        if beside is None or not beside.is_open:  # one that is open shares its worker with the task
+            await self._preparation.make_way(queue)
         trial, run_id = await start_trial(
             self.client, suite_task(loaded[0], options), suite, trial, options, queue
         )

@@ -7,9 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from perdure.core.problems import listed
 from perdure.dtap_layout import CONFIG_FILE, DtapTask, legal_id, task_in
 from perdure.lists import ListOptions
 from perdure.reading import Source, Unreadable, read_json, read_text, read_yaml
+from perdure.result_documents import (
+    JUDGEMENT,
+    is_own_output,
+    result_document,
+    result_folder,
+    result_list,
+)
 from perdure.task_store import (
     TaskStore,
     TaskStoreError,
@@ -26,7 +34,11 @@ _LIST_SUFFIX = ".jsonl"
 CONFIGURATION_NAMES = frozenset({"env.yaml", "env.yml", "mcp.yaml", "mcp.yml"})
 """What a tree may hold beside tasks, and only `validate` looks at."""
 
-_NO_TASKS = frozenset({"docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"})
+_NAME_TASKS = "name task documents"
+
+_NO_TASKS = frozenset(
+    {"docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml", JUDGEMENT}
+)
 """What a tree may hold beside tasks; passed over there, read when it is named itself."""
 
 
@@ -92,45 +104,62 @@ def find_behind(path: Path, lists: ListOptions, *, in_list: bool = False) -> Ite
     """Read every document behind one path, which a list may have named."""
     # os.path answers no where Path would raise: names too long, folders that may not be entered.
     if os.path.isdir(path):
-        yield from _find_in_directory(path, lists)
+        yield from _find_in_directory(path, lists, in_list=in_list)
     elif path.suffix.lower() == _LIST_SUFFIX:
-        if in_list:
-            yield refused(path, "a list cannot name another list", "name its tasks")
-        else:
-            yield from _find_in_list(path, lists)
+        yield from _find_in_list(path, lists, in_list=in_list)
     else:
         yield _read(path, path.stem)
 
 
-def _find_in_list(path: Path, lists: ListOptions) -> Iterator[Found]:
+def _find_in_list(path: Path, lists: ListOptions, *, in_list: bool) -> Iterator[Found]:
     from perdure.list_lines import find_in_list  # its lines name paths, which are found here
 
+    if what := result_list(path):
+        return iter([refused(path, f"is no list of tasks: it holds {what}", _NAME_TASKS)])
+    if in_list:  # it may name itself, by way of the folder that it lies in
+        return iter([refused(path, "a list cannot name another list", "name its tasks")])
     return find_in_list(path, lists)
 
 
-def _find_in_directory(root: Path, lists: ListOptions) -> Iterator[Found]:
+def _find_in_directory(root: Path, lists: ListOptions, *, in_list: bool) -> Iterator[Found]:
     """A directory that is a task, or a tree of tasks."""
     if (task := _task_directory(root, None, lists)) is not None:
         yield task
         return
-    found = False
-    for path in _walk(root):
+    # The directory of results may be the tree itself: then its suites are passed over one by one.
+    if what := result_folder(root, _files_of(root), None):
+        yield refused(root, what, _NAME_TASKS)
+        return
+    found, passed_over = False, list[str]()
+    for parts, path in _walk(root, lists, passed_over):
         if path.name in CONFIGURATION_NAMES and not lists.validating:
             continue
-        name = ".".join(path.relative_to(root).parts)
-        found = True
+        name = ".".join(parts)
         if os.path.isdir(path):
+            found = True
             yield _task_directory(path, name, lists) or refused(
                 path, "the directory cannot be read", "check its permissions"
             )
         elif path.suffix.lower() == _LIST_SUFFIX:
-            yield from _find_in_list(path, lists)
+            if result_list(path):
+                passed_over.append(str(path))
+                continue
+            found = True
+            yield from _find_in_list(path, lists, in_list=in_list)
         else:
-            yield replace(_read(path, name.removesuffix(path.suffix)), in_tree=True)
+            read = _read(path, name.removesuffix(path.suffix))
+            if read.source is None and is_own_output(path):
+                continue  # `perdure run . --json > result.json` has made it, and it is empty
+            if read.source is not None and result_document(read.source.value):
+                passed_over.append(str(path))
+                continue
+            found = True
+            yield replace(read, in_tree=True)
     if not found:
         yield refused(
             root,
-            "the directory holds no task documents",
+            "the directory holds no task documents"
+            + (f", but results ({listed(passed_over, 3)})" if passed_over else ""),
             f"put a {TASK_FILES[0]} into it, or name files ending in {', '.join(_SUFFIXES)}",
         )
 
@@ -139,26 +168,61 @@ def _own_name(directory: Path) -> str:
     return directory.name or directory.resolve().name
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """Task files and task directories of a tree, sorted; links to directories are not followed."""
-    unreadable: list[OSError] = []
-    found: list[Path] = []
-    for folder, folders, files in os.walk(root, onerror=unreadable.append):
-        directory = Path(folder)
-        if directory != root and _holds_a_task(files):
-            found.append(directory)
-            folders.clear()  # what else lies there belongs to the task
+def _files_of(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # whoever reads it says why
+
+
+def _walk(
+    root: Path, lists: ListOptions, passed_over: list[str]
+) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """Task files and task directories of a tree, sorted; links to directories are not followed.
+
+    Each with the parts of its path below the root. Without recursion: a tree may be as deep as a
+    path can be long. Folders with results are added to `passed_over`.
+    """
+    found: list[tuple[tuple[str, ...], str]] = []
+    """Parts of the path below the root, which it is sorted by, and the path."""
+    waiting: list[tuple[tuple[str, ...], str]] = [((), str(root))]
+    while waiting:
+        parts, folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                inner = [(entry.name, _is_folder(entry), entry.is_symlink()) for entry in entries]
+        except OSError:
+            found.append((parts, folder))  # whoever reads it finds out why it cannot be
             continue
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        found.extend(
-            directory / name
-            for name in files
-            if not name.startswith(".")
-            and name not in _NO_TASKS
-            and name.lower().endswith((*_SUFFIXES, _LIST_SUFFIX))
-        )
-    found.extend(Path(error.filename) for error in unreadable)
-    return iter(sorted(found, key=lambda path: path.relative_to(root).parts))
+        files = [name for name, is_folder, _ in inner if not is_folder]
+        if parts and _holds_a_task(files):
+            found.append((parts, folder))
+            continue  # what else lies there belongs to the task
+        if parts and result_folder(Path(folder), files, lists.results):
+            passed_over.append(folder)
+            continue
+        for name, is_folder, is_link in inner:
+            place = ((*parts, name), os.path.join(folder, name))
+            if is_folder and not is_link and not name.startswith((".", "__")):
+                waiting.append(place)
+            elif not is_folder and _could_be_a_task(name):
+                found.append(place)
+    return ((parts, Path(path)) for parts, path in sorted(found))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _could_be_a_task(name: str) -> bool:
+    return (
+        not name.startswith(".")
+        and name not in _NO_TASKS
+        and name.lower().endswith((*_SUFFIXES, _LIST_SUFFIX))
+    )
 
 
 def _holds_a_task(files: Sequence[str]) -> bool:
@@ -167,7 +231,8 @@ def _holds_a_task(files: Sequence[str]) -> bool:
 
 def _task_directory(directory: Path, name: str | None, lists: ListOptions) -> Found | None:
     """The task of a directory that holds one; `name` is its path below the tree it is found in."""
-    files = [directory / name for name in TASK_FILES if os.path.exists(directory / name)]
+    folder = str(directory)
+    files = [directory / name for name in TASK_FILES if os.path.exists(os.path.join(folder, name))]
     if len(files) > 1:
         names = " and ".join(file.name for file in files)
         return refused(directory, f"the directory holds {names}", "keep one of them")
@@ -188,6 +253,8 @@ def _read(path: Path, default_id: str) -> Found:
             text = read_text(path)
             source = read_json(text) if suffix == ".json" else read_yaml(text)
             return Found(path, source, default_id, origin=str(path))
+        if suffix == ".xml":
+            raise Unreadable(None, "is no task document, but XML such as --junit's", _NAME_TASKS)
         raise Unreadable(
             None,
             "the file's name does not say what it is",

@@ -9,6 +9,9 @@ from typing import Any
 from perdure.core.problems import Problem, one_line, shown, spell
 from perdure.errors import PerdureError
 
+SHOWN_PROBLEMS = 50
+"""Of a command that starts nothing since there are some; `validate` tells them all."""
+
 LineOf = Callable[[Sequence[str | int]], int | None]
 """The line of a file on which the value at a path of its document stands."""
 
@@ -64,3 +67,21 @@ def _step_name(document: Any, position: int) -> str:
     except (KeyError, IndexError, TypeError):
         id = None
     return id if isinstance(id, str) and id else f"#{position}"
+
+
+def problem_lines(problems: Sequence[object]) -> list[str]:
+    """Problems as they are told, a line each: the first of many, and a long remedy once.
+
+    `problems`: texts, or what prints as one.
+    """
+    lines: list[str] = []
+    told: set[str] = set()
+    for line in map(str, problems[:SHOWN_PROBLEMS]):
+        text, listing, remedy = line.rpartition("; known: ")
+        if listing and remedy in told:
+            line = f"{text}; known: as above"
+        told.add(remedy)
+        lines.append(line)
+    if len(problems) > SHOWN_PROBLEMS:
+        lines.append(f"... and {len(problems) - SHOWN_PROBLEMS:,} more (perdure validate)")
+    return lines

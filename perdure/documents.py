@@ -27,6 +27,7 @@ from perdure.lists import ListOptions, SkippedTask
 from perdure.loaded_tasks import Documents, LoadedTask, unsupported
 from perdure.messages import Json
 from perdure.reading import Source
+from perdure.result_documents import JUDGEMENT, result_document
 from perdure.scripts import embed_script, keep_script
 from perdure.selection import with_fields, with_ids
 from perdure.task_store import TaskStore, is_stored_name
@@ -103,7 +104,8 @@ class _Loading:
         self._custom_types = custom_types
         self._lists = lists
         self._projects = DtapProjects(lists)
-        self._files: set[Path] = set()
+        self._files: set[str] = set()
+        self._real_folders: dict[str, str] = {}
         self._ids: dict[str, str] = {}
         """Where each id was met, of refused documents too."""
         self._folded: dict[str, str] = {}
@@ -135,6 +137,12 @@ class _Loading:
             return
         if found.in_tree and found.file.name in CONFIGURATION_NAMES:
             return
+        if found.origin == file and (what := result_document(source.value)):
+            self.report(file, f"is no task: it is {what}", "name task documents")
+            return
+        if found.file.name == JUDGEMENT:
+            self.report(file, "is no task: it is a task's judgement", "name task documents")
+            return
         for finding in source.findings:
             self.report(file, finding.message, finding.remedy, finding.line)
         self.check(
@@ -148,12 +156,24 @@ class _Loading:
         )
 
     def _is_named_twice(self, found: Found) -> bool:
-        real = found.file.resolve()
+        real = self._real_path(os.path.abspath(found.file))
         if real in self._files:
             self.warn(found.origin, "is named twice", "it is taken once")
             return True
         self._files.add(real)
         return False
+
+    def _real_path(self, path: str) -> str:
+        """As `os.path.realpath`, which asks the system about each part of each of many paths."""
+        folder, name = os.path.split(path)
+        above, own = os.path.split(folder)
+        if above not in self._real_folders:
+            self._real_folders[above] = os.path.realpath(above)
+        for part in filter(None, (own, name)):
+            above = os.path.join(self._real_folders.get(above, above), part)
+            if os.path.islink(above):
+                above = os.path.realpath(above)
+        return above
 
     def _take_configuration(self, known: Configuration, found: Found) -> None:
         """A file that is no task: of a tree it is passed over, and `validate` checks it."""
@@ -199,7 +219,8 @@ class _Loading:
     ) -> None:
         """Make a task of a document's value, or report what is wrong with it."""
         written, seed = self._with_seed(value)
-        document, task, problems = self._parse(written, seed, default_id, base)
+        ours = dtap is not None and not seed
+        document, task, problems = self._parse(written, seed, default_id, base, ours=ours)
         found = [placed(problem, file, line_of, document) for problem in problems]
         self.documents.problems.extend(sorted(found, key=lambda problem: problem.line or 0))
         id = task.id if task else _written_id(document, default_id)
@@ -210,13 +231,19 @@ class _Loading:
             self.documents.tasks.append(loaded)
 
     def _parse(
-        self, document: Any, seed: Mapping[str, Json], default_id: str | None, base: Path
+        self,
+        document: Any,
+        seed: Mapping[str, Json],
+        default_id: str | None,
+        base: Path,
+        *,
+        ours: bool,
     ) -> tuple[Any, Task | None, list[Problem]]:
         """The final document, its task if it makes one, and what is wrong with it."""
         problems: list[Problem] = []
         # The first check comes before anything is copied: what is shared many times over, or
         # contains itself, would become huge.
-        if not check_json(document, Place(problems)):
+        if not ours and not check_json(document, Place(problems)):
             return document, None, problems
         # What else it found, `parse_task` finds again; a seed that is no JSON is not filled in.
         fillable, problems = ({} if problems else seed), []

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,18 +32,21 @@ from perdure.environment_files import (
 from perdure.judged import RESULTS_VARIABLE, results_root
 from perdure.lists import ListOptions
 from perdure.reading import Unreadable, read_bytes
+from perdure.task_command import PLACEHOLDER, CannotQuote, filled
 
 T = TypeVar("T")
 
 STEP_ID = "run"
 DIRECTORY_VARIABLE = "PERDURE_TASK_DIR"
 
-_DEFINING_FILES = (CONFIG_FILE, "judge.py", "setup.sh")
-"""An edit of one of them makes another task of a directory."""
+_DEFINING_FILES = ("judge.py", "setup.sh")
+"""Beside its config.yaml: an edit of one of them makes another task of a directory."""
 
-_PLACEHOLDER = re.compile(r"""(["']?)\{task_dir\}\1""")
-"""Quotes right around it are taken off: what comes in its place is quoted where it has to be."""
-
+_CANNOT_QUOTE = (
+    "the directory's name has characters that a shell takes for its own, and the task command has "
+    "{task_dir} where another shell reads it again",
+    f'write "${DIRECTORY_VARIABLE}" there, or rename the directory',
+)
 _GIVE_ONE = "give one by --task-command, or as task_command in env.yaml"
 
 
@@ -94,10 +95,16 @@ class DtapProjects:
         if not project.complete:
             return None
         named = read_servers_named(task.directory / CONFIG_FILE)
-        made = Made({}, _digest(task.directory), list(named.problems), list(named.warnings))
+        digest = _digest(task.directory, named.digest)
+        made = Made({}, digest, list(named.problems), list(named.warnings))
         if not named.problems:
             environments = self._environments_behind(named, project, made)
-            made.document = self._document(task, project.command, environments)
+            try:
+                command = filled(project.command, str(task.directory))
+            except CannotQuote:
+                self._say(made.problems, str(task.directory), *_CANNOT_QUOTE)
+            else:
+                made.document = self._document(task, command, environments)
         return made
 
     def _document(
@@ -110,7 +117,7 @@ class DtapProjects:
         step = {
             "id": STEP_ID,
             "type": "command",
-            "command": _PLACEHOLDER.sub(lambda found: shlex.quote(directory), command),
+            "command": command,
             "cwd": root,
             "env": env,
         }
@@ -166,7 +173,7 @@ class DtapProjects:
             if not self._lists.validating:
                 self._say(self.problems, config, what, _GIVE_ONE)
             return ":"
-        if "{task_dir}" not in command and DIRECTORY_VARIABLE not in command:
+        if PLACEHOLDER not in command and DIRECTORY_VARIABLE not in command:
             self._say(
                 self.warnings,
                 "--task-command" if self._lists.task_command else str(file),
@@ -201,11 +208,12 @@ class DtapProjects:
         where.append(DocumentProblem(file, None, None, None, message, remedy))
 
 
-def _digest(directory: Path) -> str:
-    found = hashlib.sha256()
+def _digest(directory: Path, config: str) -> str:
+    """`config`: the digest of its config.yaml."""
+    found, folder = hashlib.sha256(f"{CONFIG_FILE}:{config}\n".encode()), str(directory)
     for name in _DEFINING_FILES:
         try:
-            content = hashlib.sha256(read_bytes(directory / name)).hexdigest()
+            content = hashlib.sha256(read_bytes(os.path.join(folder, name))).hexdigest()
         except Unreadable:
             content = "-"  # most tasks have not all of them; the task itself will miss one
         found.update(f"{name}:{content}\n".encode())

@@ -87,10 +87,20 @@ def task_of_line(value: Mapping[str, Any], root: Path) -> DtapTask:
     found = next((path for path in directories if os.path.isfile(path / CONFIG_FILE)), None)
     if found is None:
         raise BadLine(f"there is no {directories[0] / CONFIG_FILE}")
-    real, inside = os.path.realpath(found / CONFIG_FILE), os.path.realpath(dataset)
-    if os.path.commonpath([real, inside]) != inside:
+    if _leads_out(found / CONFIG_FILE, dataset):
         raise BadLine(f"{found} leads out of {dataset}")
     return DtapTask(found, root, in_project=True, fields=fields)
+
+
+def _leads_out(file: Path, dataset: Path) -> bool:
+    """Whether links below the dataset, which may itself be one, lead to somewhere else."""
+    path = str(dataset)
+    for part in file.relative_to(dataset).parts:
+        path = os.path.join(path, part)
+        if os.path.islink(path):
+            inside = os.path.realpath(dataset)
+            return os.path.commonpath([os.path.realpath(file), inside]) != inside
+    return False
 
 
 def root_of_list(file: Path, lists: ListOptions) -> Path | None:
@@ -114,9 +124,12 @@ def config_file(root: Path, name: str) -> Path | None:
 def _root_above(directory: Path, lists: ListOptions) -> tuple[Path, bool]:
     if lists.root is not None:
         return _absolute(lists.root), True
-    for folder in directory.parents:
-        if os.path.isdir(folder / _ARENA) or _below(directory, folder / _DATASET):
-            return folder, True
+    parts = directory.parts
+    for length in range(len(parts) - 1, 0, -1):  # as texts: a path costs more than the look
+        folder = os.path.join(*parts[:length])
+        is_above_dataset = parts[length] == _DATASET and length + 1 < len(parts)
+        if is_above_dataset or os.path.isdir(os.path.join(folder, _ARENA)):
+            return Path(folder), True
     if lists.env_config is not None:
         file = _absolute(lists.env_config)
         if file.parts[-3:-1] == _CONFIG_FOLDER.parts:

@@ -5,6 +5,7 @@ Duplicate and unknown keys are warnings, and of duplicates the later one counts 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +35,8 @@ class Checked(Generic[T]):
     """Only good if there are no problems."""
     problems: list[DocumentProblem] = field(default_factory=list)
     warnings: list[DocumentProblem] = field(default_factory=list)
+    digest: str = ""
+    """SHA-256 of the file's text, in hex; empty if it could not be read."""
     line_of: Callable[[Sequence[str | int]], int | None] = field(
         default=lambda path: None, repr=False, compare=False
     )
@@ -93,7 +96,8 @@ def _read(
 ) -> Checked[T]:
     file = str(path)
     try:
-        source = _source(path)
+        text = read_text(path)
+        source = _source(path, text)
     except Unreadable as error:
         return Checked(file, nothing, [_of_text(file, error.finding)])
     problems: list[Problem] = []
@@ -107,11 +111,12 @@ def _read(
         )
 
     duplicates = [_of_text(file, finding) for finding in source.findings]
-    return Checked(file, value, in_file(problems), duplicates + in_file(warnings), source.line)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    said = duplicates + in_file(warnings)
+    return Checked(file, value, in_file(problems), said, digest, source.line)
 
 
-def _source(path: Path) -> Source:
-    text = read_text(path)
+def _source(path: Path, text: str) -> Source:
     if path.suffix.lower() == ".json":
         return read_json(text)
     if all(line.lstrip().startswith("#") for line in text.split("\n") if line.strip()):

@@ -21,6 +21,9 @@ from perdure.errors import PerdureError
 PATIENCE_SECONDS = 60.0
 """How long a follower waits for a server that does not answer; a restart takes one or two."""
 
+LOOK_SECONDS = 0.2
+"""How often a server is asked whether a run is closed."""
+
 _PAUSE_SECONDS = 0.3
 
 _PASSING = (
@@ -86,6 +89,15 @@ async def find_execution(
         started_at=found.start_time.timestamp(),
         closed_at=_timestamp(found.close_time),
     )
+
+
+async def until_closed(client: Client, execution: Execution) -> None:
+    """Wait until the chain is closed, or another took its place. Raises as `find_execution`."""
+    while True:
+        now = await find_execution(client, execution.workflow_id)
+        if now is None or not now.is_open or now.first_run_id != execution.first_run_id:
+            return
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def pages(

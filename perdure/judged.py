@@ -17,6 +17,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from perdure.core.problems import listed, shown
@@ -59,13 +60,20 @@ def without_judged(
     kept: list[LoadedTask] = []
     skipped: list[SkippedTask] = []
     whose: set[str] = set()
+    places: dict[Path, list[tuple[str, Path]]] = {}
+    """By project: where judgements of its tasks may be, and whose."""
     for loaded in tasks:
-        command = commands.get(loaded.dtap.root, "") if loaded.dtap else ""
-        found = list(_judgements(loaded, _looked_for(lists, command), environ))
+        found: list[tuple[str, str]] = []
+        if loaded.dtap and (below := loaded.dtap.dataset_path):
+            root = loaded.dtap.root
+            if root not in places:
+                looked = _looked_for(lists, commands.get(root, ""))
+                places[root] = list(_places(root, looked, environ))
+            found = list(_judgements(places[root], str(below)))
         if not found:
             kept.append(loaded)
             continue
-        skipped.append(SkippedTask(loaded.task.id, loaded.source, str(found[0][1])))
+        skipped.append(SkippedTask(loaded.task.id, loaded.source, found[0][1]))
         whose.update(name for name, _ in found)
     if len(whose) > 1:
         problem = DocumentProblem(
@@ -95,7 +103,7 @@ def _flags(command: str) -> dict[str, str]:
     except ValueError:
         return {}  # not a line that can be taken apart; the shell will say what it thinks of it
     found: dict[str, str] = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         value = value if equals else following
         if name == _DIRECT_FLAG or (name in (_AGENT_FLAG, _MODEL_FLAG) and "$" not in value):
@@ -103,23 +111,24 @@ def _flags(command: str) -> dict[str, str]:
     return found
 
 
-def _judgements(
-    loaded: LoadedTask, looked: _Looked, environ: Mapping[str, str]
+def _places(
+    project: Path, looked: _Looked, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Path]]:
-    """Whose judgements of a task there are, as AGENT/MODEL, and the files."""
-    below = loaded.dtap.dataset_path if loaded.dtap else None
-    if loaded.dtap is None or below is None:
-        return
-    for root in _roots(loaded.dtap.root, environ):
+    """Whose judgements there may be, as AGENT/MODEL, and the folders that would hold them."""
+    for root in _roots(project, environ):
         for kind in looked.kinds:
             for agent in _folders(root / kind, looked.agent):
                 for model in _folders(agent, looked.model):
-                    for file in (
-                        model / below / _JUDGEMENT,
-                        model / "dataset" / below / _JUDGEMENT,
-                    ):
-                        if os.path.exists(file):
-                            yield f"{agent.name}/{model.name}", file
+                    yield f"{agent.name}/{model.name}", model
+
+
+def _judgements(places: Sequence[tuple[str, Path]], below: str) -> Iterator[tuple[str, str]]:
+    """Whose judgements of a task there are, and the files."""
+    for whose, folder in places:
+        for inner in (below, os.path.join("dataset", below)):
+            file = os.path.join(folder, inner, _JUDGEMENT)
+            if os.path.exists(file):
+                yield whose, file
 
 
 def _roots(project: Path, environ: Mapping[str, str]) -> list[Path]:

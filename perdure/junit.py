@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from perdure.errors import PerdureError
+from perdure.names import trial_name
 
 FAILURES = ("task", "timeout")
 """Kinds of failure that are the tested thing's own; the others are told as errors of the set-up."""
@@ -88,8 +90,7 @@ def _cases(suite: str, task: Mapping[str, Any], results: Path | None) -> Iterato
     ended = {trial["trial"]: trial for trial in task["trials"]}
     last = max([task.get("repeats", 1), *ended])
     for number in range(1, last + 1):
-        # All trials of a task with several have their number, so that names stay the same.
-        name = task["id"] if last == 1 else f"{task['id']}/{number}"
+        name = trial_name(task["id"], number, several=last > 1)
         case = Element("testcase", {"classname": _clean(suite), "name": _clean(name)})
         trial = ended.get(number)
         if trial is None:
@@ -197,7 +198,8 @@ def _explained(path: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         raise JUnitError(
-            f"{path}: the JUnit file cannot be written ({reason}); make room, or name a file in "
-            "a folder that you may write to"
+            f"{path}: the JUnit file cannot be written ({reason}); "
+            f"{'make room, or ' if is_full else ''}name a file in a folder that you may write to"
         ) from error

@@ -14,6 +14,11 @@ from perdure.dtap_layout import CONFIG_FILE, BadLine, root_of_list, task_of_line
 from perdure.lists import ListOptions
 from perdure.reading import Source, Unreadable, read_json, read_text
 
+MAX_LINES = 100_000
+"""Of one list: with ten thousand tasks a suite is large."""
+MAX_PROBLEMS = 200
+"""That are told one by one; nobody reads more."""
+
 _DTAP_KEYS = frozenset({"domain", "task_id"})
 
 
@@ -53,21 +58,37 @@ def find_in_list(path: Path, lists: ListOptions) -> Iterator[Found]:
     root = root_of_list(path, lists) if dtap else None
     if dtap and (root is None or not os.path.isdir(root / "dataset")):
         yield _no_dataset(path, root, dtap[0])
-        return
+        lines = [line for line in lines if not line.is_dtap]  # their own mistakes are told as well
+        if not lines:
+            return
+        dtap = []
     own = any(not line.is_dtap and isinstance(line.value, str | dict | list) for line in lines)
     usable = False
+    untold: list[bool] = []
+    """Whether they are passed over, of the problems that are too many to be told."""
+    problems = 0
     for line in lines:
         for found in _behind_line(path, line, root, lists):
             if found.problem is not None and dtap and (line.is_dtap or not own):
                 found = replace(found, passed_over=True)
             usable = usable or not found.passed_over
-            yield found
+            problems += found.problem is not None
+            if found.problem is not None and problems > MAX_PROBLEMS:
+                untold.append(found.passed_over)
+            else:
+                yield found
+    if untold:
+        rest = refused(path, f"{len(untold):,} more lines are like these", "correct these first")
+        yield replace(rest, passed_over=all(untold))
     if not usable:
         yield refused(path, "no line of the list leads to a task", "correct its lines, or --root")
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    text = read_text(path)
+    if text.count("\n") > MAX_LINES:
+        raise Unreadable(None, f"the list has more than {MAX_LINES:,} lines", "split it")
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -76,7 +97,8 @@ def _lines(path: Path) -> Iterator[_Line]:
             if _names_a_task(path, line.strip()):  # a path that nobody put into quotes
                 yield _Line(number, Source(line.strip(), first_line=number))
             else:
-                yield _Line(number, None, error)
+                # Without its traceback, which would keep all that was read so far.
+                yield _Line(number, None, error.with_traceback(None))
 
 
 def _names_a_task(path: Path, line: str) -> bool:
@@ -108,6 +130,8 @@ def _behind_line(path: Path, line: _Line, root: Path | None, lists: ListOptions)
             return
         file = task.directory / CONFIG_FILE
         yield Found(file, None, task.default_id, origin, dtap=task)
+    elif isinstance(value, str) and not value:
+        yield refused(path, "the path is empty", "write a task's path", line.number)
     elif isinstance(value, str):
         for found in find_behind(path.parent / value, lists, in_list=True):
             # A path that leads nowhere is the list's mistake: name its line as well.

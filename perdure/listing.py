@@ -19,7 +19,7 @@ from temporalio.service import RPCError
 
 from perdure.errors import PerdureError
 from perdure.messages import FailureKind, TrialSummary
-from perdure.names import BAD_INPUT, SUITE_WORKFLOW, TASK_WORKFLOW, suite_workflow_id
+from perdure.names import BAD_INPUT, SUITE_WORKFLOW, TASK_WORKFLOW, suite_workflow_id, trial_name
 from perdure.outcome import count_by_kind
 from perdure.payloads import adapter
 from perdure.suite_history import suite_of
@@ -66,14 +66,21 @@ class SuiteEntry:
     paused: bool = False
     stopped: str | None = None
     """Why nothing more was started, for people."""
+    served: bool | None = None
+    """Whether a worker is there for it while it is open; None: it is closed, or on a team's
+    server."""
 
     def to_dict(self) -> dict[str, Any]:
         """As `perdure list --json` prints it."""
-        own = ("suite", "status", "paused", "stopped", "run_id", "started_at")
-        return {
-            **{key: getattr(self, key) for key in own},
-            "totals": {key: value for key, value in asdict(self).items() if key not in own},
-        }
+        own = ("suite", "status", "paused", "stopped", "served", "run_id", "started_at")
+        totals = {key: value for key, value in asdict(self).items() if key not in own}
+        if self.status != "running":  # as all documents of suites, only open ones have these
+            totals = {
+                key: value
+                for key, value in totals.items()
+                if value or key not in ("running", "pending")
+            }
+        return {**{key: getattr(self, key) for key in own}, "totals": totals}
 
 
 @dataclass(frozen=True)
@@ -99,17 +106,18 @@ class RunEntry:
     failure_reason: str | None = None
     note: str | None = None
     """What went wrong beside the task, if its suite heard of it."""
+    several: bool = False
+    """Whether its task has more than one trial, as far as the server knows."""
 
     def to_dict(self) -> dict[str, Any]:
         """As `perdure list SUITE --json` prints it."""
-        trial = f"/{self.trial}" if self.trial > 1 else ""
         failure = {
             "kind": self.failure_kind,
             "step": self.failure_step,
             "reason": self.failure_reason or "",
         }
         return {
-            "run": f"{self.suite}/{self.task_id}{trial}",
+            "run": f"{self.suite}/{trial_name(self.task_id, self.trial, several=self.several)}",
             "suite": self.suite,
             "task": self.task_id,
             "trial": self.trial,
@@ -122,13 +130,18 @@ class RunEntry:
         }
 
 
-async def list_suites(client: Client) -> list[SuiteEntry]:
+async def list_suites(
+    client: Client, is_served: Callable[[str], bool] | None = None
+) -> list[SuiteEntry]:
     """Every suite, by its newest run.
 
+    `is_served`: whether a worker is on a queue; None if that cannot be known from here.
     Raises PerdureError if the server does not answer.
     """
     found = [e async for e in _newest(client, f"WorkflowType = '{SUITE_WORKFLOW}'")]
-    return await _ask([e for e in found if e.id.startswith("suite/")], lambda e: _suite(client, e))
+    return await _ask(
+        [e for e in found if e.id.startswith("suite/")], lambda e: _suite(client, e, is_served)
+    )
 
 
 async def list_runs(client: Client, suite: str | None = None) -> list[RunEntry]:
@@ -138,14 +151,18 @@ async def list_runs(client: Client, suite: str | None = None) -> list[RunEntry]:
     """
     query = f"WorkflowType = '{TASK_WORKFLOW}'"
     heard: dict[str, TrialSummary] = {}
+    several: set[tuple[str, str]] = set()
     if suite is not None:
         query += f" AND WorkflowId STARTS_WITH 'task/{suite}/'"
         with contextlib.suppress(PerdureError):  # tasks started by themselves; a deleted suite
             history = await suite_of(client, suite_workflow_id(suite))
             heard = {trial.run_id: trial for trial in history.ended}
+            several = {(suite, t.task["id"]) for t in history.definition.tasks if t.repeats > 1}
     found = [e async for e in _newest(client, query)]
     ours = [e for e in found if e.id.count("/") == 3]
-    return await _ask(ours, lambda e: _run(client, e, heard.get(_first_run(e))))
+    runs = await _ask(ours, lambda e: _run(client, e, heard.get(_first_run(e))))
+    several |= {(run.suite, run.task_id) for run in runs if run.trial > 1}
+    return [replace(run, several=(run.suite, run.task_id) in several) for run in runs]
 
 
 async def _newest(client: Client, query: str) -> AsyncIterator[WorkflowExecution]:
@@ -172,7 +189,9 @@ async def _ask(entries: Iterable[T], question: Callable[[T], Awaitable[R]]) -> l
     return await asyncio.gather(*(ask(entry) for entry in entries))
 
 
-async def _suite(client: Client, execution: WorkflowExecution) -> SuiteEntry:
+async def _suite(
+    client: Client, execution: WorkflowExecution, is_served: Callable[[str], bool] | None
+) -> SuiteEntry:
     name = execution.id.removeprefix("suite/")
     status = _STATUS[execution.status or WorkflowExecutionStatus.RUNNING]
     try:
@@ -192,6 +211,7 @@ async def _suite(client: Client, execution: WorkflowExecution) -> SuiteEntry:
         running=len(totals.running), pending=totals.pending, not_run=totals.not_run,
         failed_by_kind=count_by_kind(failed), usage=totals.usage,
         paused=totals.paused, stopped=totals.stopped,
+        served=is_served(execution.task_queue) if is_served and status == "running" else None,
     )  # fmt: skip
 
 
@@ -217,6 +237,10 @@ async def _run(
     if heard is None:
         return entry
     failed = heard.status == "failed"
+    if heard.started_at:  # by the clock of the run itself, as its record tells it
+        entry = replace(
+            entry, started_at=heard.started_at, duration=round(heard.duration_seconds, 3)
+        )
     return replace(
         entry,
         failure_kind=(heard.failure_kind or "infrastructure") if failed else None,

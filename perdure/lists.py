@@ -38,6 +38,8 @@ class ListOptions:
     """The agent whose judged tasks `skip_existing` looks for; None: see `perdure.judged`."""
     agent_model: str | None = None
     """The model whose judged tasks `skip_existing` looks for; None: likewise."""
+    results: Path | None = None
+    """Where the files of results are to lie: a tree passes over it."""
     validating: bool = False
     """True: env.yaml and mcp.yaml among the paths are checked, not refused, and a DTap task needs
     no command."""

@@ -256,6 +256,8 @@ class SuiteInput:
     """Trials taken over from an earlier run of the suite; they do not run again."""
     max_failures: int | None = None
     """Start nothing more once so many trials have failed; None: whatever fails."""
+    max_failures_share: str | None = None
+    """The share of all trials that `max_failures` was made from, as it was written: `10%`."""
     max_cost: float | None = None
     """Start nothing more once the trials' `usage.cost` sums up to it, taken-over ones included."""
     retry_infrastructure: int = 0
@@ -263,6 +265,9 @@ class SuiteInput:
     by_priority: bool = False
     """Start tasks of higher `priority` first; False: in order of the list, as suites do that began
     before there were priorities."""
+    since: float | None = None
+    """Runs of trials that began before then, in seconds since 1970, are not taken over: the suite
+    was started anew. None: all may be."""
     state: dict[str, Any] | None = None
     """Carried over a continue-as-new (`perdure.core.suite.Suite.state`)."""
 

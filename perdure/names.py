@@ -43,6 +43,9 @@ BAD_INPUT = "BadInput"
 REFUSED = "Refused"
 """Of an update that makes no sense as the suite is now; its message says why."""
 
+SUITE_CANCELLED = "its suite was cancelled"
+"""The reason for which a suite cancels its tasks."""
+
 DEFAULT_QUEUE = "perdure"
 
 KIND_ATTRIBUTE = "PerdureKind"
@@ -53,6 +56,11 @@ TASK_ATTRIBUTE = "PerdureTask"
 def task_workflow_id(suite: str, task: str, trial: int) -> str:
     """The workflow id of one trial of a task: readable, and derived so that it is unique."""
     return f"task/{suite}/{task}/{trial}"
+
+
+def trial_name(task: str, trial: int, *, several: bool) -> str:
+    """What people call a trial: `t3/1`, or `t3` where it is the only one of its task."""
+    return f"{task}/{trial}" if several or trial != 1 else task
 
 
 def suite_workflow_id(suite: str) -> str:
@@ -76,5 +84,6 @@ def control_queue(queue: str) -> str:
 
 
 def shared_queue(queue: str) -> str:
-    """Work for all suites of a server; every worker polls it, whichever queue it serves."""
+    """Work for all suites of a server; `perdure worker` polls that of DEFAULT_QUEUE, whichever
+    queue it serves."""
     return f"{queue}/shared"

@@ -6,9 +6,9 @@ is not a failed one: it is missing from its task's `trials`, and counted by itse
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import Any, get_args
 
 from perdure.core.record import summed
@@ -71,8 +71,9 @@ def outcome(suite: str, run_id: str, tasks: Sequence[SuiteTask], trials: Trials)
     by_task: dict[str, list[dict[str, Any]]] = {id: [] for id in repeats}
     for (id, _), trial in sorted(ended.items()):
         by_task[id].append(trial)
+    at_work = Counter(id for id, _ in running)
     found = [
-        _task(index, task, by_task[task.task["id"]], running, trials)
+        _task(index, task, by_task[task.task["id"]], at_work[task.task["id"]], trials)
         for index, task in enumerate(tasks)
     ]
     totals = _totals(sum(repeats.values()), list(ended.values()), len(running), trials)
@@ -157,12 +158,16 @@ def pass_at_k(tasks: Iterable[tuple[int, int]]) -> dict[str, float]:
     1 - C(n - c, k) / C(n, k), over the tasks that have at least k such trials; a k that no task
     has is left out.
     """
-    known = list(tasks)
-    estimates: dict[str, float] = {}
-    for k in range(1, max((n for n, _ in known), default=0) + 1):
-        chances = [1 - comb(n - c, k) / comb(n, k) for n, c in known if n >= k]
-        estimates[str(k)] = sum(chances) / len(chances)
-    return estimates
+    sums: dict[int, float] = {}
+    counted: dict[int, int] = {}
+    # Equal counts have equal chances, and most tasks of a suite share a few.
+    for (n, c), alike in Counter(tasks).items():
+        none = 1.0  # C(n - c, k) / C(n, k), made from that of k - 1: a suite may have many trials
+        for k in range(1, n + 1):
+            none *= max(0, n - c - k + 1) / (n - k + 1)
+            sums[k] = sums.get(k, 0.0) + alike * (1 - none)
+            counted[k] = counted.get(k, 0) + alike
+    return {str(k): sums[k] / counted[k] for k in sorted(sums)}
 
 
 def _totals(
@@ -195,19 +200,17 @@ def _task(
     index: int,
     task: SuiteTask,
     ended: list[dict[str, Any]],
-    running: Collection[tuple[str, int]],
+    at_work: int,
     trials: Trials,
 ) -> dict[str, Any]:
-    id = task.task["id"]
     statuses = {trial["status"] for trial in ended}
-    at_work = sum(1 for name, _ in running if name == id)
     if at_work:
         statuses.add("running")
     if len(ended) + at_work < task.repeats:
         statuses.add("pending" if trials.is_open else "not_run")
     order = ("failed", "cancelled", "running", "pending", "not_run", "succeeded")
     return {
-        "id": id,
+        "id": task.task["id"],
         "index": index,
         "repeats": task.repeats,
         "trials": ended,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,12 +18,19 @@ from perdure.documents import LoadedTask
 from perdure.embedded import Embedded
 from perdure.env_file import read_env_file
 from perdure.errors import PerdureError
-from perdure.messages import TaskOptions
+from perdure.messages import SuiteTask, TaskOptions
 from perdure.results import check_owner, check_writable
-from perdure.secret_checks import missing_secrets
+from perdure.secret_checks import missing_in_suite, missing_secrets
 from perdure.server_id import server_id
+from perdure.steps import load_step_modules
 from perdure.storage import check_blob_dir
-from perdure.suite_input import check_text, default_suite_id, stem_of, suite_queue
+from perdure.suite_input import (
+    check_text,
+    default_suite_id,
+    missing_types,
+    stem_of,
+    suite_queue,
+)
 from perdure.suites import Starter
 from perdure.task_sources import TaskSource
 from perdure.workers import WorkerConfig
@@ -78,11 +86,25 @@ class Preparation:
             results = Path(kept) if kept else self._settings.state.results
             check_writable(results, suite)
             check_owner(results, suite, server)
-            missing = missing_secrets(loaded, read_env_file(worker.env_file))
-            if missing:
-                raise PerdureError("\n".join(missing))
+            _refuse(missing_secrets(loaded, read_env_file(worker.env_file)))
 
         await asyncio.to_thread(check)
+
+    async def check_again(self, tasks: Sequence[SuiteTask], worker: WorkerConfig) -> None:
+        """As `check_here`, for step types and secrets of tasks that run again as a suite had them.
+
+        Raises PerdureError, for modules that cannot be loaded, too.
+        """
+        await self.check_types(tasks, worker)
+        if self._embedded is not None:
+            known = await asyncio.to_thread(read_env_file, worker.env_file)
+            _refuse(await asyncio.to_thread(missing_in_suite, tasks, known))
+
+    async def check_types(self, tasks: Sequence[SuiteTask], worker: WorkerConfig) -> None:
+        """Refuse step types for which the worker would have no module. Raises PerdureError."""
+        if self._embedded is not None:
+            await asyncio.to_thread(load_step_modules, worker.steps)
+            _refuse(missing_types(tasks))
 
     def queue(self, suite: str) -> str:
         """Where the tasks of a suite are served."""
@@ -96,14 +118,35 @@ class Preparation:
             client=self._client,
             queue=self.queue(suite),
             locks=self._settings.state.path / "suites",
-            serve=lambda queue: self.serve(queue, worker),
+            serve=lambda queue: self.serve(queue, worker, say),
+            make_way=self.make_way,
             say=say or (lambda line: None),
         )
 
-    async def serve(self, queue: str, worker: WorkerConfig) -> None:
+    async def serve(
+        self, queue: str, worker: WorkerConfig, say: Callable[[str], None] | None = None
+    ) -> None:
         """Have a worker on the queue; a team's server has its own. Raises WorkerFailed."""
+        if self._embedded is None:
+            return
+        left = list(self._embedded.left_on(queue).values())
+        if say and left and worker.arguments() not in left:
+            said = shlex.join(left[0]) or "no options for steps"
+            say(
+                f"the worker that was left behind serves it as it was started ({said}); what is "
+                "given now of --steps, --env-file, --pass-env, --inherit-env and --host is not used"
+            )
+        await self._embedded.serve(queue, worker)
+
+    async def make_way(self, queue: str) -> None:
+        """End the workers that earlier calls left on the queue of something new."""
         if self._embedded:
-            await self._embedded.serve(queue, worker)
+            await self._embedded.end_left(queue)
+
+
+def _refuse(missing: Sequence[str]) -> None:
+    if missing:
+        raise PerdureError("\n".join(missing))
 
 
 def new_suite_id(tasks: TaskSource | Sequence[TaskSource], first_task: str) -> str:

@@ -21,11 +21,12 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from perdure.errors import PerdureError
 from perdure.messages import RunRef
+from perdure.reading import Unreadable, read_bytes
 from perdure.results_shapes import LINE, RECORD, SUITE, ResultsError, checked
 from perdure.safe_names import safe_part
 
@@ -39,6 +40,9 @@ __all__ = [
     "trial_files",
     "write_json",
 ]
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+"""Of one file that is read; perdure's own stay far below."""
 
 _TAIL_BYTES = 256 * 1024
 
@@ -161,12 +165,15 @@ class SuiteFiles:
 def check_writable(results: Path, suite: str | None = None) -> None:
     """Find out before anything starts whether results can be written.
 
-    `suite`: its directory too, if it is there already. Raises ResultsError, which says what to do.
+    `suite`: its directory too, if it is there already. Makes no directory: what is started may
+    keep to another. Raises ResultsError, which says what to do.
     """
     folder = results
     try:
-        results.mkdir(parents=True, exist_ok=True)
-        _try_to_write(results)
+        if results.is_dir():
+            _try_to_write(results)
+        else:
+            _try_to_make(results)
         if suite is not None and os.path.lexists(folder := results / suite):
             _try_to_write(folder)
     except (OSError, ValueError) as error:
@@ -175,7 +182,7 @@ def check_writable(results: Path, suite: str | None = None) -> None:
         remedy = "make room there" if is_full else "make it a directory that you may write to"
         raise ResultsError(
             f"{folder}: results cannot be written there ({reason}); {remedy}, or name another "
-            "(--results, `results_dir`)"
+            "(--results)"
         ) from error
 
 
@@ -197,6 +204,16 @@ def check_owner(results: Path, suite: str, server: str | None) -> None:
             f"left when it was killed; name another by --suite, or another directory by --results; "
             "if that server is gone, move the directory away"
         )
+
+
+def _try_to_make(folder: Path) -> None:
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    with TemporaryDirectory(prefix=".perdure-", dir=there) as draft:
+        made = Path(draft) / folder.relative_to(there)
+        made.mkdir(parents=True, exist_ok=True)
+        _try_to_write(made)
 
 
 def _try_to_write(folder: Path) -> None:
@@ -258,37 +275,37 @@ def trial_files(results: Path, run: RunRef) -> tuple[SuiteFiles, Path]:
     return files, files.trial(run.task_id, run.trial)
 
 
+def _read(path: Path) -> bytes | None:
+    """What a file holds; None if there is no file. Nothing is read of a pipe or a device."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        return read_bytes(path, MAX_FILE_BYTES)
+    except Unreadable as error:
+        told = error.finding.message
+        reason = told.removeprefix("cannot be read: ")
+        what = told if reason == told else f"cannot be read ({reason})"
+        raise ResultsError(f"{path}: {what}; move it away") from None
+
+
 def _read_json(path: Path) -> Any:
     """The value in a file; None if there is no file."""
-    try:
-        text = path.read_text("utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+    content = _read(path)
+    if content is None:
         return None
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise ResultsError(
-            f"{path}: is damaged ({error}); move it away, or restore a copy"
-        ) from error
     try:
-        value = json.loads(text)
+        value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        what = "is empty" if not text.strip() else f"is damaged ({error})"
+        what = f"is damaged ({error})" if content.strip() else "is empty"
         raise ResultsError(f"{path}: {what}; move it away, or restore a copy") from error
     return {} if value is None else value  # `null` is there, and wrong
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects in a file of JSON lines, with their lines' numbers; none without a file."""
-    try:
-        text = path.read_text("utf-8", errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror or error})") from error
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate((_read(path) or b"").split(b"\n"), 1):
         try:
-            value = json.loads(line)
+            value = json.loads(line.decode(errors="replace"))
         except (ValueError, RecursionError):
             continue  # a line that a crash cut off; its trial has written it again
         if isinstance(value, dict):

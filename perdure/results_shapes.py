@@ -8,17 +8,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
 from typing_extensions import TypedDict
 
 from perdure.errors import PerdureError
 from perdure.messages import FailureKind
+from perdure.safe_names import UnsafeName, safe_part
 
-_Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+
+def _safe(name: str) -> str:
+    try:
+        return safe_part(name)
+    except UnsafeName as error:
+        raise ValueError(str(error)) from None
+
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Seconds = Annotated[_Number, Field(ge=-1e11, le=1e11)]
+"""Far more than any calendar or clock that shows them can take would be a traceback."""
 _Usage = dict[str, _Number]
-_Part = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+_Part = Annotated[str, AfterValidator(_safe)]
+"""What becomes part of a path."""
 _Status = Literal["succeeded", "failed", "cancelled"]
-_MORE = ConfigDict(extra="allow")
+# Strict: the values are used as they are, so a number in quotes is none.
+_MORE = ConfigDict(extra="allow", strict=True)
 
 
 class ResultsError(PerdureError):
@@ -37,7 +57,7 @@ class _LineStep(TypedDict):
     id: str
     status: str
     attempts: int
-    duration: _Number
+    duration: _Seconds
 
 
 @with_config(_MORE)
@@ -50,8 +70,8 @@ class _End(TypedDict):
     status: _Status
     failure: _Failure | None
     usage: _Usage
-    started_at: _Number | None
-    duration: _Number | None
+    started_at: _Seconds | None
+    duration: _Seconds | None
     note: NotRequired[str]
     unwritten: NotRequired[bool]
 
@@ -72,6 +92,12 @@ class _SuiteTask(TypedDict):
     repeats: Annotated[int, Field(gt=0, le=1_000_000)]
 
 
+def _each_once(tasks: list[_SuiteTask]) -> list[_SuiteTask]:
+    if len({task["id"] for task in tasks}) < len(tasks):
+        raise ValueError("two tasks have one id")
+    return tasks
+
+
 @with_config(_MORE)
 class _Suite(TypedDict):
     """suite.json"""
@@ -79,8 +105,9 @@ class _Suite(TypedDict):
     suite: str
     run_id: str
     status: Literal["running", "succeeded", "failed", "cancelled"]
-    started_at: _Number
-    tasks: list[_SuiteTask]
+    started_at: _Seconds
+    ended_at: NotRequired[_Seconds | None]
+    tasks: Annotated[list[_SuiteTask], AfterValidator(_each_once)]
     totals: dict[str, Any]
     stopped: NotRequired[str | None]
     server: NotRequired[str | None]
@@ -101,10 +128,10 @@ class _Attempt(TypedDict):
 
 @with_config(_MORE)
 class _Step(TypedDict):
-    id: str
+    id: _Part
     type: str
     status: str
-    duration: _Number
+    duration: _Seconds
     attempts: list[_Attempt]
 
 
@@ -140,8 +167,8 @@ class _Record(TypedDict):
     usage: _Usage
     artifacts: NotRequired[list[_Artifact]]
     context: NotRequired[dict[str, Any]]
-    started_at: _Number | None
-    duration: _Number | None
+    started_at: _Seconds | None
+    duration: _Seconds | None
 
 
 SUITE: TypeAdapter[Any] = TypeAdapter(_Suite)

@@ -8,12 +8,16 @@ from typing import Any
 
 from perdure.core.problems import one_line
 from perdure.core.secret_references import is_reference
+from perdure.core.task import Task
 from perdure.documents import LoadedTask
+from perdure.messages import SuiteTask
 from perdure.secret_files import UnreadableSecret, read_secret_file
 from perdure.suite_input import folder_of
 
 _RESOLVED_KEYS = {"command": ("env",), "http": ("headers", "json"), "python": ("env", "args")}
 """By step type: where a reference stands for its value. Other types resolve `env` at most."""
+
+_Path = tuple[str | int, ...]
 
 
 def missing_secrets(tasks: Sequence[LoadedTask], env_file: Mapping[str, str]) -> list[str]:
@@ -23,19 +27,34 @@ def missing_secrets(tasks: Sequence[LoadedTask], env_file: Mapping[str, str]) ->
     team's workers have their own.
     """
     return [
-        one_line(f"{where(loaded, path)}: step {step_id!r}: {reason}")
+        one_line(f"{where(loaded, path)}: {reason}")
         for loaded in tasks
-        for step_id, path, reference in _references(loaded)
-        if (reason := _why_missing(reference, env_file, folder_of(loaded)))
+        for path, reason in _missing(loaded.task, env_file, folder_of(loaded))
     ]
 
 
-def _references(loaded: LoadedTask) -> Iterator[tuple[str, tuple[str | int, ...], Any]]:
-    for position, step in enumerate(loaded.task.steps):
+def missing_in_suite(tasks: Sequence[SuiteTask], env_file: Mapping[str, str]) -> list[str]:
+    """As `missing_secrets`, of tasks that a suite was started with: their files may be gone."""
+    return [
+        one_line(f"task {task.task['id']!r}: {reason}")
+        for task in tasks
+        for _, reason in _missing(Task.from_dict(task.task), env_file, task.folder)
+    ]
+
+
+def _missing(
+    task: Task, env_file: Mapping[str, str], folder: str | None
+) -> Iterator[tuple[_Path, str]]:
+    """Where a reference leads nowhere, and why."""
+    for step_id, path, reference in _references(task):
+        if reason := _why_missing(reference, env_file, folder):
+            yield path, f"step {step_id!r}: {reason}"
+
+
+def _references(task: Task) -> Iterator[tuple[str, _Path, Any]]:
+    for position, step in enumerate(task.steps):
         for key in _RESOLVED_KEYS.get(step.type, ("env",)):
-            waiting: list[tuple[tuple[str | int, ...], Any]] = [
-                (("steps", position, key), step.body.get(key))
-            ]
+            waiting: list[tuple[_Path, Any]] = [(("steps", position, key), step.body.get(key))]
             while waiting:
                 path, value = waiting.pop()
                 if is_reference(value):
@@ -64,7 +83,7 @@ def _why_missing(
     return None
 
 
-def where(loaded: LoadedTask, path: tuple[str | int, ...]) -> str:
+def where(loaded: LoadedTask, path: _Path) -> str:
     """The file of a value in a task's document, with its line if that is known."""
     line = loaded.line_of(path)
     listed = loaded.source.rpartition(":")[2].isdigit()

@@ -105,6 +105,14 @@ class Host(Protocol):
     def heartbeat(self, note: str = "") -> None:
         """Say that the step moves: restarts the clock of `idle_timeout`. Any thread."""
 
+    def add_usage(self, **amounts: float) -> None:
+        """Count what the attempt has used: `host.add_usage(cost=0.2, tokens=120)`. Any thread.
+
+        Calls add up by name, and with the `usage` that the step's processes report; it counts
+        whatever the attempt's end is. Raises StepFailed (type `BadUsage`, not retried) for what is
+        no finite number from 0 on; nothing of that call is counted then.
+        """
+
     def secret(self, reference: Json) -> str:
         """Resolve `{from_env: NAME}` or `{from_file: PATH}`; its value is masked from then on.
 

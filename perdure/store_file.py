@@ -64,6 +64,15 @@ class StoreFile:
                 for suffix in ("", "-wal", "-shm", "-journal"):
                     draft.with_name(draft.name + suffix).unlink(missing_ok=True)
 
+    def _check_folder(self) -> None:
+        """Refuse a folder that is none and could not be made. Raises TaskStoreError."""
+        above = next((folder for folder in self.path.parents if os.path.lexists(folder)), None)
+        if above and not os.path.isdir(above):
+            raise TaskStoreError(
+                f"{above} is not a directory, and the task store lies below it; correct "
+                "PERDURE_STATE_DIR"
+            )
+
     @contextlib.contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
         """The store; one that is not there yet is empty.
@@ -71,6 +80,7 @@ class StoreFile:
         Raises TaskStoreError: the file is damaged, somebody else's, or cannot be used.
         """
         if not os.path.lexists(self.path):
+            self._check_folder()
             with contextlib.closing(sqlite3.connect(":memory:")) as nothing:
                 nothing.execute(_CREATE)
                 yield nothing
@@ -120,6 +130,9 @@ class StoreFile:
                 f"the task store {self.path} was written by a newer perdure (layout {layout}); "
                 "update perdure"
             )
+        row = database.execute("SELECT type FROM sqlite_master WHERE name = 'tasks'").fetchone()
+        if row != ("table",):  # a view of somebody else's could compute for ever
+            raise self.damaged("it has no table of tasks")
 
     def _explained(self, error: sqlite3.Error) -> TaskStoreError:
         match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF:

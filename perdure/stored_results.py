@@ -91,7 +91,8 @@ def require_results(results: Path) -> None:
     Raises ResultsError, which says what to name instead.
     """
     try:
-        if any((child / "suite.json").is_file() for child in results.iterdir()):
+        # os.path answers no where Path would raise, for one folder that may not be entered.
+        if any(os.path.isfile(child / "suite.json") for child in results.iterdir()):
             return
     except NotADirectoryError:
         raise ResultsError(f"{results} is not a directory; name one with results") from None
@@ -99,7 +100,7 @@ def require_results(results: Path) -> None:
         raise ResultsError(f"there is no directory {results}; check the path") from None
     except OSError as error:
         raise ResultsError(f"{results}: cannot be read ({error.strerror or error})") from error
-    if (results / "suite.json").is_file():
+    if os.path.isfile(results / "suite.json"):
         raise ResultsError(
             f"{results} is the directory of one suite; name the one above it, and the suite: "
             f"--results {results.parent} {results.name}"

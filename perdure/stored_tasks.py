@@ -28,7 +28,7 @@ from perdure.task_store import StoredTask, TaskStore
 def load_to_store(paths: Sequence[str | Path], store: TaskStore) -> Documents:
     """Load the tasks behind paths for `store_tasks`."""
     # With a command, DTap directories load; then `store_tasks` says why they cannot be stored.
-    lists = ListOptions(task_command="true")
+    lists = ListOptions(task_command="true {task_dir}")
     return load(paths, custom_types=custom_types(), lists=lists, store=store)
 
 

@@ -30,9 +30,28 @@ class SuiteChanged(PerdureError):
 
 def other_bounds(old: SuiteInput, new: SuiteInput) -> str:
     """What bounds the suite that is open, where the new start says otherwise; else empty."""
+    before = _bounds(old)
+    return ", ".join(f"{name} {_spelt(before[name])}" for name in _other(old, new))
+
+
+def ignored(old: SuiteInput, new: SuiteInput) -> tuple[str, ...]:
+    """The keywords of the new start that the suite that is open does not heed."""
+    return (*_other(old, new), *(["results_dir"] if other_results(old, new) else []))
+
+
+def _other(old: SuiteInput, new: SuiteInput) -> list[str]:
     before, after = _bounds(old), _bounds(new)
-    return ", ".join(
-        f"{name} {_spelt(value)}" for name, value in before.items() if value != after[name]
+    return [name for name, value in before.items() if value != after[name]]
+
+
+def other_results(old: SuiteInput, new: SuiteInput) -> str | None:
+    """Where the suite's results are, if the new start names another directory."""
+    asked, kept = new.options.results_dir, old.options.results_dir
+    if asked is None or asked == kept:
+        return None
+    return (
+        f"the results of suite {new.suite!r} are in {kept or 'the default directory'}, and not in "
+        f"{asked}: each run of a suite keeps to one"
     )
 
 

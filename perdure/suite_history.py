@@ -279,6 +279,8 @@ class SuiteHistory:
             EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED,
             EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED,
         ):
+            if kind == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED:
+                suite.cancelled = False  # a cancel that came when nothing was left to cancel
             # It closes when nothing runs: what was not started by then never was.
             for name in [name for name, run_id in suite.run_ids.items() if not run_id]:
                 suite.lose(name, "", CANCELLED_UNSTARTED, cancelled=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,10 +14,16 @@ from perdure import bounds
 from perdure.core.fields import identifier, nearest_id
 from perdure.core.problems import Place, Problem, listed, shown
 from perdure.core.run import BadRange, check_range
+from perdure.core.step_types import BUILT_IN_TYPES
+from perdure.core.task_checks import MAX_REPEATS
 from perdure.documents import LoadedTask
 from perdure.errors import PerdureError
 from perdure.messages import Json, SuiteInput, SuiteTask, TaskOptions
+from perdure.steps import custom_types
 from perdure.task_store import PREFIX, is_stored_name
+
+MAX_TRIALS = 100_000
+"""Of a suite."""
 
 _MAX_STEM_CHARACTERS = 100
 """Of a default id, so that time and chance fit behind it."""
@@ -129,10 +136,14 @@ def suite_input(
     for a step whose limit the suite does not name.
     """
     check_id("suite", suite)
-    if max_parallel < 1:
-        raise PerdureError(f"max_parallel is {max_parallel}; at least 1 task must run at once")
-    if any(task.repeats < 1 for task in tasks):
-        raise PerdureError("repeats must be at least 1: leave a task out to not run it")
+    bounds.count("max_parallel", max_parallel)
+    for task in tasks:
+        bounds.count("repeats", task.repeats, high=MAX_REPEATS)
+    trials = sum(task.repeats for task in tasks)
+    check_trials(f"suite {suite!r}", trials)
+    twice = [id for id, count in Counter(task.task["id"] for task in tasks).items() if count > 1]
+    if twice:
+        raise BadId(f"the task id {twice[0]!r} is there twice; give each task an id of its own")
     bounds.slots("limits", options.limits)
     bounds.seconds("task_timeout", options.task_timeout_seconds)
     for task in tasks:
@@ -143,11 +154,21 @@ def suite_input(
         max_parallel=max_parallel,
         options=options,
         digest=_sha256([[task.digest, task.repeats] for task in tasks]),
-        max_failures=parse_max_failures(max_failures, sum(task.repeats for task in tasks)),
+        max_failures=parse_max_failures(max_failures, trials),
+        max_failures_share=share_of(max_failures),
         max_cost=bounds.cost("max_cost", max_cost),
-        retry_infrastructure=bounds.retries("retry_infrastructure", retry_infrastructure),
+        retry_infrastructure=bounds.count("retry_infrastructure", retry_infrastructure, low=0),
         by_priority=True,
     )
+
+
+def check_trials(what: str, trials: int) -> None:
+    """Refuse more trials than a suite may have. Raises PerdureError."""
+    if trials > MAX_TRIALS:
+        raise PerdureError(
+            f"{what}: repeats times tasks make {trials:,} trials, and a suite has at most "
+            f"{MAX_TRIALS:,}; split it, or lower the repeats"
+        )
 
 
 def parse_max_failures(value: int | str | None, trials: int) -> int | None:
@@ -157,6 +178,11 @@ def parse_max_failures(value: int | str | None, trials: int) -> int | None:
     """
     allowed = bounds.failures("max_failures", value)
     return None if allowed is None else allowed.of(trials)
+
+
+def share_of(value: int | str | None) -> str | None:
+    """A bound on failures that is a share of all, as it was written; None for a number."""
+    return value.replace(" ", "") if isinstance(value, str) and "%" in value else None
 
 
 def check_steps(task: SuiteTask, options: TaskOptions) -> None:
@@ -177,6 +203,20 @@ def check_steps(task: SuiteTask, options: TaskOptions) -> None:
         check_range(len(task.task["steps"]), options.start_step, options.end_step)
     except BadRange as error:
         raise PerdureError(f"task {task.task['id']!r}: {error}") from error
+
+
+def missing_types(tasks: Sequence[SuiteTask]) -> list[str]:
+    """A line for each task with steps of types that no module has been loaded for."""
+    known = {*BUILT_IN_TYPES, *custom_types()}
+    lines = []
+    for task in tasks:
+        types = dict.fromkeys(step["type"] for step in task.task["steps"])
+        if unknown := [type for type in types if type not in known]:
+            lines.append(
+                f"task {task.task['id']!r}: there is no step type {listed(map(shown, unknown))}; "
+                "name the module that it comes from by --steps MODULE (in Python, `steps=[...]`)"
+            )
+    return lines
 
 
 def stem_of(source: str | Path) -> str:

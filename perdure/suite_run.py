@@ -42,6 +42,10 @@ class SuiteRun:
         self.how: How = begun.how
         self.taken_over: int = begun.taken_over
         """Trials that had succeeded before and do not run again."""
+        self.ignored: tuple[str, ...] = begun.ignored
+        """Keywords of the call that the suite, which was open, does not heed."""
+        self.started_at: float = begun.execution.started_at
+        """When its newest run was started, in seconds since 1970."""
         self._queue = begun.execution.queue
         self._newest_run_id = begun.execution.run_id
         self._link = link
@@ -164,7 +168,7 @@ class SuiteRun:
                     found = await self._line_from_history(trial)
             return with_marks(found, trial)
 
-        return outcome(
+        document = outcome(
             self.suite,
             history.run_id,
             history.definition.tasks,
@@ -177,6 +181,7 @@ class SuiteRun:
                 cancelled=history.cancelled,
             ),
         )
+        return {**document, "served": None if history.over else self._is_served()}
 
     def task(self, task_id: str, trial: int = 1) -> TaskHandle:
         """One of its tasks."""
@@ -188,6 +193,11 @@ class SuiteRun:
             self._link.embedded.detach(self._queue)
 
     # --- Inside -----------------------------------------------------------------------------
+
+    def _is_served(self) -> bool | None:
+        """Whether a worker is on its queue; None on a team's server, where only it can tell."""
+        embedded = self._link.embedded
+        return embedded.is_served(self._queue) if embedded else None
 
     async def _read(self) -> SuiteHistory:
         return await suite_of(self._link.client, self.workflow_id, self._newest_run_id)

@@ -37,7 +37,7 @@ class BoundSettings(TypedDict, total=False):
 
 
 class RetrySettings(BoundSettings, total=False):
-    """The keywords of `Perdure.retry_suite`; what is not said stays as the suite was started."""
+    """The keywords of `Perdure.retry_suite`; bounds that are not said stay as they were."""
 
     steps: Sequence[str]
     """Modules with step types."""
@@ -105,6 +105,7 @@ def list_options(settings: SuiteSettings) -> ListOptions:
         skip_existing=settings.get("skip_existing", False),
         agent_artifact_id=options.agent_artifact_id,
         agent_model=options.agent_model,
+        results=_path(settings.get("results_dir") or options.results_dir),
     )
 
 
@@ -125,7 +126,8 @@ def rebound(start: SuiteInput, settings: RetrySettings) -> SuiteInput:
             settings.get("retry_infrastructure"), start.retry_infrastructure
         ),
     )
-    return replace(fresh, digest=start.digest)
+    share = start.max_failures_share if failures is None else fresh.max_failures_share
+    return replace(fresh, digest=start.digest, max_failures_share=share)
 
 
 def bounded(options: TaskOptions, settings: SuiteSettings | RetrySettings) -> TaskOptions:

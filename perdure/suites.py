@@ -6,7 +6,6 @@ decide, and a suite that was killed or terminated is known as well as one that e
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,12 +20,12 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import PerdureError
-from perdure.event_log import Execution, UnknownRun, find_execution
-from perdure.messages import SuiteInput, TrialSummary
+from perdure.event_log import Execution, UnknownRun, find_execution, until_closed
+from perdure.messages import SuiteInput, SuiteTask, TrialSummary
 from perdure.names import SUITE_WORKFLOW, suite_workflow_id
 from perdure.search_attributes import attributes_of
 from perdure.state import FileLock, explained
-from perdure.suite_changes import SuiteChanged, difference, other_bounds
+from perdure.suite_changes import SuiteChanged, difference, ignored, other_bounds, other_results
 from perdure.suite_history import definition_of
 from perdure.takeover import finished_trials
 
@@ -44,8 +43,6 @@ LOCK_SECONDS = 60.0
 START_SECONDS = timedelta(seconds=20)
 START_TRIES = 5
 """Looks at a suite before giving up; more than one is needed only when others act as well."""
-
-_LOOK_SECONDS = 0.2
 
 
 class SuiteOpen(PerdureError):
@@ -69,6 +66,8 @@ class Begun:
     """What it was started with: the old documents, if they were kept."""
     taken_over: int = 0
     """Trials that had succeeded before and do not run again."""
+    ignored: tuple[str, ...] = ()
+    """Keywords of the call that an open suite does not heed, such as `limits`."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,8 @@ class Starter:
     """Have a worker on this queue; called before anything is to run."""
     say: Callable[[str], None]
     """Tell people, in one line."""
+    make_way: Callable[[str], Awaitable[None]] | None = None
+    """End workers that earlier calls left on this queue; called before a new run is started."""
 
     async def begin(
         self, start: SuiteInput, *, fresh: bool = False, changed: Changed | None = None
@@ -116,13 +117,14 @@ class Starter:
         *,
         only_failed_trials: bool = False,
         changed: Callable[[SuiteInput], SuiteInput] = lambda start: start,
+        check: Callable[[Sequence[SuiteTask]], Awaitable[None]] | None = None,
     ) -> Begun:
         """Run again what did not succeed of a closed suite, by the documents of its newest run.
 
         A task of which any trial did not succeed runs again with all its trials, or, with
         `only_failed_trials`, with those alone. What had succeeded is taken over; if that is
         everything, nothing is started (`finished`). `changed` gives the new run other bounds than
-        the newest run had.
+        the newest run had; `check` is called with the tasks that are to run, and may raise.
 
         Raises SuiteOpen if it is not closed, UnknownRun if there is no such suite, and PerdureError
         if the server refuses.
@@ -132,10 +134,12 @@ class Starter:
             async with self._decision(suite):
                 found = await find_execution(self.client, workflow_id)
                 if found is None:
-                    raise UnknownRun(f"the server knows no suite {suite!r}")
+                    raise UnknownRun(f"there is no suite {suite!r} on the server")
                 if found.is_open:
                     raise SuiteOpen(suite)
-                begun = await self._retry(found, changed, only_failed_trials=only_failed_trials)
+                begun = await self._retry(
+                    found, changed, check, only_failed_trials=only_failed_trials
+                )
             if begun is not None:
                 if begun.how != "finished":
                     await self.serve(begun.execution.queue)
@@ -167,25 +171,31 @@ class Starter:
                 f"suite {start.suite!r} goes on as it was started: {kept}; while it runs, only "
                 "max_parallel can be changed"
             )
-        return Begun("attached", found, old)
+        if elsewhere := other_results(old, start):
+            self.say(elsewhere)
+        return Begun("attached", found, old, ignored=ignored(old, start))
 
     async def _start_again(
         self, start: SuiteInput, found: Execution, *, fresh: bool
     ) -> Begun | None:
         """A new run of a closed suite, unless nothing is left to run."""
         if fresh:
-            return await self._start(start, found)
+            return await self._start(replace(start, since=found.closed_at), found)
         done = await finished_trials(self.client, found, start)
         if done.definition.digest == start.digest and done.all_heard:
+            if elsewhere := other_results(done.definition, start):
+                self.say(elsewhere)
             return Begun("finished", found, done.definition, taken_over=len(done.trials))
         if unwritten := sum(1 for trial in done.trials if trial.unwritten):
             self.say(f"{unwritten} finished before without a record on disk: it is written now")
-        return await self._start(replace(start, finished=done.trials), found)
+        start = replace(start, finished=done.trials, since=done.definition.since)
+        return await self._start(start, found)
 
     async def _retry(
         self,
         found: Execution,
         changed: Callable[[SuiteInput], SuiteInput],
+        check: Callable[[Sequence[SuiteTask]], Awaitable[None]] | None,
         *,
         only_failed_trials: bool,
     ) -> Begun | None:
@@ -195,12 +205,17 @@ class Starter:
         done = await finished_trials(self.client, found, start)
         if done.all_heard:
             return Begun("finished", found, old, taken_over=len(done.trials))
-        kept = done.trials if only_failed_trials else _of_whole_tasks(start, done.trials)
+        again = {task.task["id"] for task in _unfinished(start, done.trials)}
+        kept = [t for t in done.trials if only_failed_trials or t.task_id not in again]
+        if check:
+            await check(_unfinished(start, kept))
         return await self._start(replace(start, finished=kept), found)
 
     async def _start(self, start: SuiteInput, found: Execution | None) -> Begun | None:
         """Start a run; None if another starter was faster, or nobody knows whether it began."""
         workflow_id = suite_workflow_id(start.suite)
+        if self.make_way:
+            await self.make_way(self.queue)
         try:
             handle = await self.client.start_workflow(
                 SUITE_WORKFLOW,
@@ -246,11 +261,7 @@ class Starter:
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended by itself
                 raise PerdureError(f"{found.workflow_id} cannot be cancelled: {error}") from error
-        while True:
-            now = await find_execution(self.client, found.workflow_id)
-            if now is None or not now.is_open or now.first_run_id != found.first_run_id:
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
+        await until_closed(self.client, found)
 
 
 def _not_startable(suite: str) -> PerdureError:
@@ -260,8 +271,7 @@ def _not_startable(suite: str) -> PerdureError:
     )
 
 
-def _of_whole_tasks(start: SuiteInput, done: Sequence[TrialSummary]) -> list[TrialSummary]:
-    """Those of the finished trials whose task has all its trials among them."""
+def _unfinished(start: SuiteInput, done: Sequence[TrialSummary]) -> list[SuiteTask]:
+    """The tasks that have not all of their trials among the finished ones."""
     counts = Counter(trial.task_id for trial in done)
-    whole = {task.task["id"] for task in start.tasks if counts[task.task["id"]] == task.repeats}
-    return [trial for trial in done if trial.task_id in whole]
+    return [task for task in start.tasks if counts[task.task["id"]] < task.repeats]

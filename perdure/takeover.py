@@ -38,7 +38,8 @@ async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -
 
     A trial counts if it was made from the same task: same document, scripts, seeds and options,
     by digest. What the suite heard of is in its history; the workflow of a task knows what a suite
-    that was terminated did not hear of, or what an earlier run had that the last one left out.
+    that was terminated did not hear of, or what an earlier run had that the last one left out;
+    but not if the suite was started anew since then.
     """
     history = await suite_of(client, suite.workflow_id, suite.run_id)
     digests = {task.task["id"]: task.digest for task in start.tasks}
@@ -56,14 +57,15 @@ async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -
             found[task_id, trial] = known
         else:
             unknown.append((task_id, trial))
-    found |= await _ask(client, start.suite, unknown, digests)
+    since = history.definition.since or 0.0
+    found |= await _ask(client, start.suite, unknown, digests, since)
     trials = [found[trial] for trial in wanted if trial in found]
     all_heard = not unknown and not any(trial.unwritten for trial in trials)
     return Finished(history.definition, trials, all_heard)
 
 
 async def _ask(
-    client: Client, suite: str, trials: Iterable[_Trial], digests: dict[str, str]
+    client: Client, suite: str, trials: Iterable[_Trial], digests: dict[str, str], since: float
 ) -> dict[_Trial, TrialSummary]:
     """The successes among these trials, as their own workflows know them."""
     places = asyncio.Semaphore(LOOKS_AT_ONCE)
@@ -71,17 +73,21 @@ async def _ask(
     async def ask(task_id: str, trial: int) -> TrialSummary | None:
         async with places:
             name = task_workflow_id(suite, task_id, trial)
-            return await _success(client, name, digests[task_id])
+            return await _success(client, name, digests[task_id], since)
 
     asked = list(trials)
     answers = await asyncio.gather(*(ask(*trial) for trial in asked))
     return {trial: answer for trial, answer in zip(asked, answers, strict=True) if answer}
 
 
-async def _success(client: Client, workflow_id: str, digest: str) -> TrialSummary | None:
-    """The summary of a task that succeeded and was made from `digest`."""
+async def _success(
+    client: Client, workflow_id: str, digest: str, since: float
+) -> TrialSummary | None:
+    """The summary of a task that succeeded, was made from `digest`, and began after `since`."""
     found = await find_execution(client, workflow_id)
     if found is None or found.status is not WorkflowExecutionStatus.COMPLETED:
+        return None
+    if found.started_at < since:
         return None
     decoder = Decoder(client, workflow_id)
     is_same = False

@@ -67,12 +67,16 @@ class StoredTask:
         return f"{PREFIX}{self.id}@{self.version}"
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """The document's own; empty if it has none."""
+        found = self.document.get("metadata")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def types(self) -> frozenset[str]:
         """What kind of task this is: the document's `type`, and its metadata's."""
         return frozenset(
-            value
-            for value in ("task", (self.document.get("metadata") or {}).get("type"))
-            if isinstance(value, str)
+            value for value in ("task", self.metadata.get("type")) if isinstance(value, str)
         )
 
 
@@ -183,8 +187,11 @@ class TaskStore:
             if _digest(id, version, text) != digest:
                 raise ValueError("its checksum does not fit")
             document = json.loads(text)
-        except (TypeError, ValueError) as error:
-            raise self._file.damaged(f"{PREFIX}{id}@{version}: {error}") from error
+            if not _is_stored(document, id, version) or not isinstance(stored_at, float):
+                raise ValueError("it is no task of that name")
+        except (TypeError, ValueError, RecursionError) as error:
+            name = shown(f"{PREFIX}{id}@{version}", quote=False)
+            raise self._file.damaged(f"{name}: {error}") from error
         return StoredTask(id, version, stored_at, document)
 
 
@@ -204,6 +211,14 @@ def _insert(database: sqlite3.Connection, document: Mapping[str, Json]) -> Store
     return StoredTask(id, version, stored_at, json.loads(text))
 
 
+def _is_stored(document: Any, id: str, version: int) -> bool:
+    """Whether a document is what `put` stored under this name; the file may be somebody else's."""
+    return isinstance(document, dict) and (document.get("id"), document.get("version")) == (
+        id,
+        version,
+    )
+
+
 def _digest(id: str, version: int, text: str) -> str:
     """Tells a text that a failing disk has changed within a sound database."""
     return hashlib.sha256(f"{id}@{version} {text}".encode()).hexdigest()
@@ -212,7 +227,7 @@ def _digest(id: str, version: int, text: str) -> str:
 def _fits(
     task: StoredTask, type: str | None, project_id: str | None, metadata: Mapping[str, Json]
 ) -> bool:
-    own = task.document.get("metadata") or {}
+    own = task.metadata
     return (
         (type is None or type in task.types)
         and (project_id is None or task.document.get("project_id") == project_id)

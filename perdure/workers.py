@@ -6,7 +6,8 @@ terminal's Ctrl-C does not reach it:
 ```
 --queue Q --address HOST:PORT    what it serves, and where
 --exit-with-parent               its stdin is a pipe: at its end the parent is gone, and the worker
-                                 ends too, unless the line `stay` was read before
+                                 ends too, unless the line `stay` was read before: then it ends
+                                 once nothing on its queue is open any more
 --ready-fd N                     it writes the line `ready` to this descriptor once it polls
 --steps MODULE  --pass-env NAME  --inherit-env  --env-file F  --host NAME
 ```
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -123,7 +125,12 @@ class WorkerProcess:
         _close(process)
 
     def detach(self) -> None:
-        """Leave the worker behind: it goes on when this process ends."""
+        """Leave the worker behind: it goes on when this process ends.
+
+        Raises StateError if that cannot be noted for others.
+        """
+        if self._process:
+            _note_left(self._folder, self.queue, self._process.pid, self._config)
         process, self._process = self._process, None
         if process and process.stdin:
             # One that has just died cannot read it, and is started anew by the next run.
@@ -133,6 +140,10 @@ class WorkerProcess:
             _close(process)
 
     # --- Inside -----------------------------------------------------------------------------
+
+    @property
+    def _folder(self) -> Path:
+        return self._settings.state.path / "workers"
 
     def _command(self, ready_fd: int) -> list[str]:
         return [
@@ -168,7 +179,7 @@ class WorkerProcess:
         raise WorkerFailed(f"the worker {how}: {self._last_words()}")
 
     def _spawn(self, ready_fd: int) -> subprocess.Popen[bytes]:
-        folder = self._settings.state.path / "workers"
+        folder = self._folder
         # An embedded worker serves this state directory, whatever else the environment says.
         environment = {**os.environ, "PERDURE_STATE_DIR": str(self._settings.state.path)}
         draft = folder / f"{_file_part(self.queue)}.{os.getpid()}.starting"
@@ -186,6 +197,8 @@ class WorkerProcess:
                 )
             self.log = folder / f"{_file_part(self.queue)}.{process.pid}.log"
             draft.rename(self.log)
+            # Of an earlier process with this pid.
+            _left_file(folder, self.queue, process.pid).unlink(missing_ok=True)
         return process
 
     def _note_loss(self, process: subprocess.Popen[bytes]) -> None:
@@ -255,3 +268,38 @@ def log_pids(state: StateDir, queue: str) -> set[int]:
     name = re.compile(re.escape(_file_part(queue)) + r"\.([0-9]+)\.log")
     found = (name.fullmatch(file.name) for file in (state.path / "workers").glob("*.log"))
     return {int(match[1]) for match in found if match}
+
+
+# --- Workers that were left behind ------------------------------------------------------------
+
+
+def left_pids(state: StateDir, queue: str) -> dict[int, list[str]]:
+    """The processes that were left behind on the queue, dead ones too, by `WorkerProcess.detach`.
+
+    Each with its `WorkerConfig.arguments`.
+    """
+    found: dict[int, list[str]] = {}
+    for file in (state.path / "workers").glob("*.left"):
+        stem, _, pid = file.name.removesuffix(".left").rpartition(".")
+        if stem == _file_part(queue) and pid.isdecimal():
+            with contextlib.suppress(OSError, ValueError):
+                found[int(pid)] = json.loads(file.read_text())
+    return found
+
+
+def forget_left(state: StateDir, queue: str, pid: int) -> None:
+    """Note that a worker that was left behind has ended."""
+    with contextlib.suppress(OSError):
+        _left_file(state.path / "workers", queue, pid).unlink(missing_ok=True)
+
+
+def _note_left(folder: Path, queue: str, pid: int, config: WorkerConfig) -> None:
+    file = _left_file(folder, queue, pid)
+    with explained(file):
+        draft = file.with_suffix(".new")
+        draft.write_text(json.dumps(config.arguments()))
+        draft.rename(file)
+
+
+def _left_file(folder: Path, queue: str, pid: int) -> Path:
+    return folder / f"{_file_part(queue)}.{pid}.left"

@@ -164,6 +164,14 @@ async def slots_of_a_long_task(here: World) -> list[Handle]:
     return await chain(here, handle)
 
 
+@scenario("task/slots_given_back_before_the_end_is_told")
+async def slots_given_back(here: World) -> list[Handle]:
+    options = TaskOptions(limits={"recorded-back": 2}, history_limit_events=40)
+    handle = await here.start_task(*side_by_side(6, "recorded-back"), options=options)
+    await ended(handle)
+    return await chain(here, handle)
+
+
 @scenario("task/limit_terminated_while_it_waits")
 async def forgotten(here: World) -> list[Handle]:
     options = TaskOptions(limits={"recorded-forgotten": 1}, slot_reminder_seconds=0.5)
@@ -238,6 +246,19 @@ async def long_suite(here: World) -> list[Handle]:
     handle = await here.start_suite(
         documents,
         suite="recorded-long",
+        max_parallel=3,
+        options=TaskOptions(history_limit_events=40),
+    )
+    await ended(handle)
+    return await chain(here, handle)
+
+
+@scenario("suite/continued_as_new_with_a_look_for_a_cancel")
+async def heedful_suite(here: World) -> list[Handle]:
+    documents = [task_document(f"t{i}", {"id": "a"}) for i in range(8)]
+    handle = await here.start_suite(
+        documents,
+        suite="recorded-heedful",
         max_parallel=3,
         options=TaskOptions(history_limit_events=40),
     )

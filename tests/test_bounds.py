@@ -51,7 +51,9 @@ def test_a_share_is_exact_whatever_the_number_of_trials(share: int) -> None:
             for bad in (0, -1, True, "", "none", "0%", "101%", "%", "1e9", "٣", "9" * 40, "1.5")
         ],
         *[(bounds.cost, bad) for bad in (0, -1.0, math.nan, math.inf, True)],
-        *[(bounds.retries, bad) for bad in (-1, 10**9, True)],
+        *[(bounds.cost, "5"), (bounds.cost, [])],
+        *[(bounds.count, bad) for bad in (0, -1, 10**9, True, 1.5)],
+        *[(bounds.count, "5"), (bounds.count, None)],
         *[
             (bounds.seconds, bad)
             for bad in (0, -1, "", "5x", "0s", "10 minutes", math.nan, "9999d")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ from perdure.embedded import Embedded
 from perdure.errors import PerdureError
 from perdure.messages import SuiteProgress, TaskOptions
 from perdure.results import suite_files
-from perdure.server import users
+from perdure.server import status, users
 from perdure.suite_input import BadId
 from perdure.task_start import TaskRunning
 from perdure.workers import WorkerFailed, log_pids
@@ -385,9 +386,82 @@ async def test_a_worker_that_is_left_behind_outlives_its_client_and_finishes(
             found = await perdure.suite("left")
             assert (await found.wait()).succeeded == 1
             assert worker_pids(embedded_settings) == {pid}
+            await until(lambda: pid not in worker_pids(embedded_settings), "the worker leaves")
     finally:
-        os.kill(pid, signal.SIGTERM)
-        await until(lambda: pid not in worker_pids(embedded_settings))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+async def test_the_last_worker_that_is_left_behind_stops_the_server(
+    embedded_settings: Settings,
+) -> None:
+    async with await Perdure.connect(embedded_settings) as perdure:
+        run = await perdure.start_suite(task("t", "sleep 0.5"), suite="left")
+        run.detach()
+    await until(lambda: not status(embedded_settings.state).running, "the server stops")
+    assert users(embedded_settings.state) == []
+
+
+async def test_a_new_run_is_not_served_by_a_worker_that_an_earlier_call_left_behind(
+    embedded_settings: Settings, tmp_path: Path
+) -> None:
+    def told(value: str) -> WorkerConfig:
+        (tmp_path / value).write_text(f"WHO={value}\n")
+        return WorkerConfig(env_file=tmp_path / value)
+
+    who = {"WHO": {"from_env": "WHO"}}  # a secret, so its length is printed
+    steps = [
+        {"id": f"s{n}", "type": "command", "command": "echo ${#WHO}", "env": who} for n in range(3)
+    ]
+    tasks = {"id": "t", "repeats": 4, "steps": steps}
+    async with await Perdure.connect(embedded_settings) as perdure:
+        first = await perdure.start_suite(tasks, suite="left", worker=told("old"))
+        first.detach()
+        (old,) = worker_pids(embedded_settings)
+        await first.wait()
+        again = await perdure.start_suite(tasks, suite="left", fresh=True, worker=told("another"))
+        assert old not in worker_pids(embedded_settings)
+        await again.wait()
+        for trial in range(1, 5):
+            record = await again.task("t", trial).record()
+            said = [result["stdout"].strip() for result in record["context"]["results"].values()]
+            assert said == ["7"] * 3
+        # Of the same queue, by itself: it has the worker that the call brings.
+        again.detach()
+        one = await perdure.start_task(
+            {"id": "one", "steps": steps[:1]}, suite="left", worker=told("third")
+        )
+        result = await one.result()
+        assert result.context["results"]["s0"]["stdout"].strip() == "5"
+
+
+async def test_a_suite_with_a_worker_that_was_left_behind_gets_no_second_one(
+    embedded_settings: Settings,
+) -> None:
+    said: list[str] = []
+    async with await Perdure.connect(embedded_settings) as perdure:
+        run = await perdure.start_suite({"id": "t", "steps": [WAIT]}, suite="left")
+        await until(lambda: _runs_step(run))
+        run.detach()
+    (pid,) = worker_pids(embedded_settings)
+    for _ in range(2):
+        async with await Perdure.connect(embedded_settings) as perdure:
+            run = await perdure.start_suite(
+                {"id": "t", "steps": [WAIT]},
+                suite="left",
+                worker=WorkerConfig(pass_env=("SOME",)),
+                say=said.append,
+            )
+            assert run.how == "attached"
+            run.detach()
+    assert worker_pids(embedded_settings) == {pid}
+    assert "no options for steps" in said[0]
+    async with await Perdure.connect(embedded_settings) as perdure:
+        run = await perdure.start_suite({"id": "t", "steps": [WAIT]}, suite="left")
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: bool(worker_pids(embedded_settings) - {pid}), "one takes its place")
+        await run.cancel()
+        await run.wait()
 
 
 async def test_a_worker_that_cannot_start_says_why(embedded_settings: Settings) -> None:

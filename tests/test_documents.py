@@ -144,6 +144,14 @@ def test_a_bad_line_of_a_list_is_named(tmp_path: Path, line: str, said: str) -> 
     assert said in problem.message
 
 
+def test_a_line_without_its_project_does_not_hide_the_other_mistakes_of_a_list(
+    tmp_path: Path,
+) -> None:
+    lines = ['{"domain": "crm", "type": "benign", "task_id": "1"}', "3", '"nowhere.yaml"']
+    loaded = load([write(tmp_path / "list.jsonl", "\n".join(lines))])
+    assert [problem.line for problem in loaded.problems] == [1, 2, 3]
+
+
 def test_a_dtap_directory_without_a_task_command_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "tasks" / "one" / "config.yaml", "Task: {}")
     for path in (tmp_path / "tasks", tmp_path / "tasks" / "one"):

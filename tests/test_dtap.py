@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,56 @@ def test_the_directory_is_quoted_for_the_shell_where_it_has_to_be(
     directory = project.task("crm/benign/it's $HOME; `x`")
     command = step(the_task(load_dtap(directory, task_command=template)))["command"]
     assert command == "x '" + str(directory).replace("'", "'\"'\"'") + "'"
+
+
+HOSTILE = "a  b'c\"d$(touch made)`touch made`;touch made&#*\\"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "printf %s {task_dir}/x",
+        'printf %s "{task_dir}/x"',
+        "printf %s '{task_dir}/x'",
+        "printf %s '{task_dir}'/x",
+        'printf %s "$NOTHING{task_dir}/x"',
+        "printf \\%s {task_dir}/x # it's {task_dir}",
+        'printf %s "$PERDURE_TASK_DIR"/x',
+    ],
+)
+def test_a_shell_sees_the_directory_as_it_is_called(
+    project: Project, tmp_path: Path, template: str
+) -> None:
+    directory = project.task(f"crm/benign/{HOSTILE}")
+    found = step(the_task(load_dtap(directory, task_command=template)))
+    shell = subprocess.run(
+        ["/bin/sh", "-c", found["command"]],
+        cwd=tmp_path, env=found["env"], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shell.stdout == f"{directory}/x"
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "sh -c 'cd {task_dir} && ls'",
+        'sh -c "cd {task_dir}; ls"',
+        'x "$(cd "{task_dir}" && pwd)"',
+        "x `ls {task_dir}`",
+        "cat <<END\n{task_dir}\nEND",
+    ],
+)
+def test_a_directory_that_two_shells_would_read_is_refused_if_its_name_is_not_plain(
+    project: Project, template: str
+) -> None:
+    plain = project.task("crm/benign/plain")
+    command = step(the_task(load_dtap(plain, task_command=template)))["command"]
+    assert command == template.replace("{task_dir}", str(plain))
+
+    (problem,) = load_dtap(project.task(f"crm/benign/{HOSTILE}"), task_command=template).problems
+    assert "another shell reads it again" in problem.message
+    assert '"$PERDURE_TASK_DIR"' in problem.remedy
 
 
 def test_only_the_placeholder_of_a_command_is_replaced(project: Project) -> None:
@@ -377,3 +428,12 @@ def test_a_path_that_is_not_utf_8_is_a_problem(project: Project) -> None:
     problems = load_dtap(project.root / "dataset").problems
     assert problems
     assert all(str(problem).isprintable() for problem in problems)
+
+
+def test_a_seed_that_contains_itself_is_refused_as_elsewhere(project: Project) -> None:
+    seed: dict[str, Any] = {}
+    seed["a"] = seed
+    documents = load(
+        [project.task("crm/benign/1")], seed=seed, lists=ListOptions(task_command="x {task_dir}")
+    )
+    assert any("contain themselves" in problem.message for problem in documents.problems)

@@ -20,7 +20,7 @@ from perdure.messages import TaskOptions, TrialSummary, WriteMissing
 from perdure.outcome import unwritten
 from perdure.results import suite_files
 from perdure.stored_results import stored_suite
-from tests.cli.support import CommandLine
+from tests.cli.support import CommandLine, command_line
 from tests.kit import bench
 from tests.stored import Store, ended
 
@@ -49,12 +49,8 @@ def ballast(small_disk: Path) -> Ballast:
 
 @pytest.fixture
 def perdure(tmp_path: Path) -> Iterator[CommandLine]:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    command = CommandLine(tmp_path / "state", folder)
-    yield command
-    if (command.state / "server.json").exists():
-        command("server", "stop")
+    with command_line(tmp_path) as command:
+        yield command
 
 
 def everything_below(root: Path) -> dict[str, bytes]:
@@ -201,7 +197,7 @@ def test_a_run_says_what_is_missing_and_the_same_command_writes_it(
     again = ("run", "tasks", "--suite", "s", "--max-parallel", "1", "--results", results, "--json")
 
     first = perdure.start(*again)
-    out, err = first.communicate(timeout=240)  # it waits a minute for room
+    out, err = first.communicate(timeout=240)  # it waits a while for room
 
     assert first.returncode == 2, err
     assert json.loads(out)["totals"]["succeeded"] == 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.documents import Documents, ListOptions
+from perdure.documents import Documents, ListOptions, load
 from perdure.errors import PerdureError
 from perdure.task_sources import NothingToRun, load_tasks
 from tests.dtap_kit import COMMAND, Project, benign, load_dtap, malicious
@@ -54,6 +54,14 @@ def test_judged_tasks_are_left_out_and_told(project: Project) -> None:
     assert left_out.source.endswith("crm/benign/1/config.yaml")
     assert [task.task.id for task in documents.tasks] == ["crm.malicious.direct.exfil.2"]
     assert load_dtap(project.root / "dataset").skipped == []
+
+
+def test_perdures_own_documents_are_never_judged(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text('steps: [{id: a, type: command, command: "true"}]')
+    documents = load([file], lists=ListOptions(skip_existing=True))
+    assert [task.task.id for task in documents.tasks] == ["own"]
+    assert documents.problems == []
 
 
 def test_the_tasks_of_lists_are_left_out_as_well(project: Project) -> None:
@@ -187,3 +195,10 @@ async def test_the_client_gets_the_tasks_that_are_left(project: Project) -> None
     lists = ListOptions(task_command=COMMAND, skip_existing=True)
     tasks = await load_tasks([project.root / "dataset"], seed=None, only=(), steps=(), lists=lists)
     assert [task.task.id for task in tasks] == ["crm.malicious.direct.exfil.2"]
+
+
+def test_tasks_that_are_not_of_a_project_are_kept(tmp_path: Path) -> None:
+    task = tmp_path / "ok.yaml"
+    task.write_text("steps: [{id: a, type: command, command: 'true'}]\n")
+    documents = load_dtap(task, skip_existing=True)
+    assert [loaded.task.id for loaded in documents.tasks] == ["ok"]

@@ -152,7 +152,9 @@ def test_a_place_that_cannot_be_written_is_told_before_and_after(
 ) -> None:
     (tmp_path / "file").write_text("")
     for act in (check_junit, lambda path: write_junit(suite(a=1), path)):
-        with pytest.raises(JUnitError, match=r"the JUnit file cannot be written \(.+\); make room"):
+        with pytest.raises(
+            JUnitError, match=r"the JUnit file cannot be written \(.+\); name a file"
+        ):
             act(f"{tmp_path}/{place}")
 
 

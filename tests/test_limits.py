@@ -98,6 +98,30 @@ async def test_a_slot_outlives_the_worker_that_is_killed_with_it_and_is_not_lost
     assert most_at_once(spans(records)) == 1
 
 
+async def test_workers_of_two_queues_keep_one_limit_together(
+    temporal: WorkflowEnvironment, tmp_path: Path
+) -> None:
+    name = f"limit-{uuid.uuid4().hex[:8]}"
+    limit = temporal.client.get_workflow_handle(limit_workflow_id(name))
+    step = {"id": "a", "type": "command", "command": "true", "limit": name}
+
+    async def run_on(queue: str) -> None:
+        ended = await temporal.client.execute_workflow(
+            "TaskWorkflow",
+            TaskInput(task={"id": "t", "steps": [step]}, suite=queue, options=limited(name, 1)),
+            id=task_workflow_id(queue, "t", 1),
+            task_queue=queue,
+            result_type=TrialSummary,
+        )
+        assert ended.status == "succeeded"
+
+    for team in ("one", "two"):  # the second finds the limit that the first had begun
+        queue = f"{team}-{uuid.uuid4().hex[:8]}"
+        with worker(temporal, tmp_path, queue):
+            await run_on(queue)
+        assert (await limit.describe()).task_queue == "perdure/shared"
+
+
 @contextmanager
 def worker(temporal: WorkflowEnvironment, folder: Path, queue: str) -> Iterator[psutil.Popen]:
     """`perdure worker` as a process of its own."""

@@ -36,6 +36,8 @@ async def test_an_open_suite_tells_what_runs_what_waits_and_that_it_is_paused(
     await run.wait()
     entry = await entry_of(perdure, suite)
     assert (entry.status, entry.cancelled, entry.not_run) == ("cancelled", 1, 2)
+    totals = (await run.outcome())["totals"]
+    assert entry.to_dict()["totals"] == totals  # to the names of the keys
 
 
 async def test_a_suite_that_stopped_tells_why_and_its_failures_by_kind(perdure: Perdure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -174,3 +175,16 @@ def test_what_went_wrong_beside_a_task_is_told_of_it_alone() -> None:
     [told] = note_lines(document)
     assert told.startswith("note: b/2: the record could not be written")
     assert "\x1b" not in told
+
+
+def test_ten_thousand_running_tasks_and_trials_are_summed_up_at_once() -> None:
+    """A sum over all running ones for each of them took a quarter of a minute."""
+    tasks = [SuiteTask({"id": f"t{number}"}, "digest") for number in range(10_000)]
+    running = [(f"t{number}", 1) for number in range(10_000)]
+    began = time.process_time()
+    document = outcome("s", "run", tasks, Trials((), running=running, is_open=True))
+    estimates = pass_at_k([(10_000, 1), *[(1, 1)] * 10_000])
+    assert time.process_time() - began < 5
+    assert document["totals"]["running"] == 10_000
+    assert len(estimates) == 10_000
+    assert estimates["5000"] == pytest.approx(0.5)

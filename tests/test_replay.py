@@ -66,6 +66,8 @@ def test_there_is_a_history_of_each_main_path() -> None:
         "suite/task_left_by_an_earlier_run",
         "suite/asked_while_running",
         "suite/retried_stopped_and_unwritten",
+        "suite/continued_as_new_with_a_look_for_a_cancel",
+        "task/slots_given_back_before_the_end_is_told",
     }
 
 

@@ -173,6 +173,45 @@ async def test_output_artifacts_usage_and_creates_are_recorded(here: Bench) -> N
     assert (here.results_of(handle) / "steps" / "a.1" / "stdout.log").exists()
 
 
+@step("kit-spend", keys={"amounts", "argv"})
+async def spend(step: dict[str, Any], context: Any, host: Any) -> None:
+    for amounts in step["amounts"]:
+        host.add_usage(**amounts)
+    if host.attempt == 1 and "argv" in step:
+        await host.run_process(step["argv"])
+        raise StepFailed("spent for nothing")
+
+
+async def test_what_a_custom_step_uses_counts_with_what_its_processes_report(here: Bench) -> None:
+    record = await here.run(
+        {
+            "id": "a",
+            "type": "kit-spend",
+            "amounts": [{"cost": 0.5, "tokens": 120}, {"cost": 0.25}],
+            "argv": ["/bin/sh", "-c", 'echo \'{"usage": {"cost": 1}}\' > "$PERDURE_OUTPUT"'],
+            "retry": {"max_attempts": 2, "initial_interval": 0.01},
+        }
+    )
+    assert record["status"] == "succeeded"
+    attempts = step_named(record, "a")["attempts"]
+    assert [attempt["usage"] for attempt in attempts] == [
+        {"cost": 1.75, "tokens": 120},  # spent all the same
+        {"cost": 0.75, "tokens": 120},
+    ]
+    assert record["usage"] == {"cost": 2.5, "tokens": 240}
+
+
+async def test_usage_that_is_no_amount_fails_its_step_and_what_was_counted_stays(
+    here: Bench,
+) -> None:
+    record = await here.run(
+        {"id": "a", "type": "kit-spend", "amounts": [{"cost": 2}, {"cost": -1, "tokens": 5}]}
+    )
+    assert (record["failure"]["type"], record["failure"]["kind"]) == ("BadUsage", "bad_input")
+    assert record["failure"]["message"].startswith("add_usage: 'cost' is -1; give a finite number")
+    assert record["usage"] == {"cost": 2}
+
+
 async def test_custom_steps_write_the_context_and_see_what_came_before(here: Bench) -> None:
     record = await here.run(
         {"id": "a", "type": "kit-write", "key": "x", "value": {"deep": [1, 1]}},
@@ -483,25 +522,13 @@ async def test_c14_a_large_seed_is_carried(here: Bench) -> None:
 
 
 async def test_an_outcome_on_disk_is_adopted_after_a_lost_worker(
-    here: Bench, monkeypatch: pytest.MonkeyPatch
+    here: Bench, on_disk: asyncio.Event
 ) -> None:
-    write, on_disk = Attempt.write, asyncio.Event()
-
-    async def write_and_report_nothing(attempt: Attempt, outcome: StepOutcome) -> None:
-        await write(attempt, outcome)
-        on_disk.set()
-        if attempt.task.attempt == 1:
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr(Attempt, "write", write_and_report_nothing)
     handle = await here.start(
         {"id": "a", "type": "command", "command": "echo x >> ran; echo found"}
     )
     await on_disk.wait()
-    # The report of the first attempt gets lost: its worker is as good as dead to the server.
-    await here.client.workflow_service.respond_activity_task_failed_by_id(
-        lost_report(here, handle, "a#0.1")
-    )
+    await lose(here, handle, "a#0.1")
     await handle.result()
     record = here.record(handle)
     assert record["context"]["results"]["a"]["stdout"] == "found\n"
@@ -511,24 +538,25 @@ async def test_an_outcome_on_disk_is_adopted_after_a_lost_worker(
     assert (here.work_of(handle) / "ran").read_text() == "x\n"
 
 
-def lost_report(here: Bench, handle: WorkflowHandle[Any, Any], activity_id: str) -> Any:
+async def lose(here: Bench, handle: WorkflowHandle[Any, Any], activity_id: str) -> None:
+    """Let an attempt's report get lost: to the server its worker is as good as dead."""
     from temporalio.api.failure.v1 import ApplicationFailureInfo, Failure
     from temporalio.api.workflowservice.v1 import RespondActivityTaskFailedByIdRequest
 
-    return RespondActivityTaskFailedByIdRequest(
-        namespace="default",
-        workflow_id=handle.id,
-        activity_id=activity_id,
-        failure=Failure(
-            message="lost",
-            application_failure_info=ApplicationFailureInfo(type="WorkerLost", non_retryable=True),
-        ),
+    lost = ApplicationFailureInfo(type="WorkerLost", non_retryable=True)
+    await here.client.workflow_service.respond_activity_task_failed_by_id(
+        RespondActivityTaskFailedByIdRequest(
+            namespace="default",
+            workflow_id=handle.id,
+            activity_id=activity_id,
+            failure=Failure(message="lost", application_failure_info=lost),
+        )
     )
 
 
-async def test_a_step_that_ran_no_process_leaves_no_directory_and_is_adopted_as_well(
-    here: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when an outcome was written; the attempt goes no further than that."""
     write, on_disk = Attempt.write, asyncio.Event()
 
     async def write_and_report_nothing(attempt: Attempt, outcome: StepOutcome) -> None:
@@ -537,12 +565,16 @@ async def test_a_step_that_ran_no_process_leaves_no_directory_and_is_adopted_as_
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Attempt, "write", write_and_report_nothing)
+    return on_disk
+
+
+async def test_a_step_that_ran_no_process_leaves_no_directory_and_is_adopted_as_well(
+    here: Bench, on_disk: asyncio.Event
+) -> None:
     handle = await here.start({"id": "a", "type": "kit-write", "key": "k", "value": "v"})
     await on_disk.wait()
     assert not (here.work_of(handle).parent / "steps").exists()
-    await here.client.workflow_service.respond_activity_task_failed_by_id(
-        lost_report(here, handle, "a#0.1")
-    )
+    await lose(here, handle, "a#0.1")
     await handle.result()
     record = here.record(handle)
     assert record["context"]["metadata"]["k"] == "v"
@@ -564,9 +596,7 @@ async def test_a_new_attempt_first_ends_what_the_old_one_still_runs(here: Bench)
         }
     )
     await written(here.work_of(handle) / "ran")
-    await here.client.workflow_service.respond_activity_task_failed_by_id(
-        lost_report(here, handle, "a#0.1")
-    )
+    await lose(here, handle, "a#0.1")
     await handle.result()
     assert (here.work_of(handle) / "ran").read_text() == "1\n2\n"
     assert processes_with(mark) == []
@@ -650,9 +680,7 @@ async def test_what_another_worker_of_this_host_still_runs_is_killed_and_not_ado
             data_converter=temporal.client.data_converter,
         )
         async with serving(other, replace(first.options, step_slots=5)):
-            await first.client.workflow_service.respond_activity_task_failed_by_id(
-                lost_report(first, handle, "a#0.1")
-            )
+            await lose(first, handle, "a#0.1")
             await handle.result()
         assert (first.work_of(handle) / "ran").read_text() == "1\n2\n"
         attempts = step_named(first.record(handle), "a")["attempts"]
@@ -691,9 +719,7 @@ async def test_a_function_that_a_lost_attempt_still_runs_is_not_started_again(
     handle = await here.start({"id": "a", "type": "kit-stubborn", "seconds": 60})
     calls = here.work_of(handle) / "calls"
     await written(calls)
-    await here.client.workflow_service.respond_activity_task_failed_by_id(
-        lost_report(here, handle, "a#0.1")
-    )
+    await lose(here, handle, "a#0.1")
     with pytest.raises(WorkflowFailureError):
         await handle.result()
     (here.work_of(handle) / "go").touch()
@@ -706,9 +732,7 @@ async def test_an_attempt_beats_while_it_waits_for_the_one_before_it(here: Bench
         {"id": "a", "type": "kit-stubborn", "seconds": 7, "heartbeat_timeout": 3}
     )
     await written(here.work_of(handle) / "calls")
-    await here.client.workflow_service.respond_activity_task_failed_by_id(
-        lost_report(here, handle, "a#0.1")
-    )
+    await lose(here, handle, "a#0.1")
     await handle.result()
     attempts = step_named(here.record(handle), "a")["attempts"]
     assert [a["status"] for a in attempts] == ["lost", "succeeded"]

@@ -30,6 +30,14 @@ def name() -> str:
     return f"s{uuid.uuid4().hex[:8]}"
 
 
+def waiting_and_bad(go: Path, mended: Path) -> list[dict[str, Any]]:
+    """A task that runs until `go` is there, and one that fails until `mended` is."""
+    return [
+        document("waits", f"while [ ! -e {go} ]; do sleep 0.05; done"),
+        document("bad", f"test -e {mended}"),
+    ]
+
+
 async def start_where_nobody_serves(perdure: Perdure, queue: str) -> str:
     """An open suite on a queue that no worker polls, as a crash leaves one."""
     suite = name()
@@ -47,11 +55,7 @@ async def test_a_running_suite_is_controlled_by_its_handle(
 ) -> None:
     go, bad = tmp_path / "go", tmp_path / "mended"
     suite = await perdure.start_suite(
-        [
-            document("waits", f"while [ ! -e {go} ]; do sleep 0.05; done"),
-            document("bad", f"test -e {bad}"),
-            *(document(f"t{n}", "true") for n in range(3)),
-        ],
+        [*waiting_and_bad(go, bad), *(document(f"t{n}", "true") for n in range(3))],
         suite=name(),
         max_parallel=2,
     )
@@ -87,13 +91,7 @@ async def test_callbacks_hear_of_the_steps_of_every_run_of_a_trial(
     perdure: Perdure, tmp_path: Path
 ) -> None:
     go, bad = tmp_path / "go", tmp_path / "mended"
-    suite = await perdure.start_suite(
-        [
-            document("waits", f"while [ ! -e {go} ]; do sleep 0.05; done"),
-            document("bad", f"test -e {bad}"),
-        ],
-        suite=name(),
-    )
+    suite = await perdure.start_suite(waiting_and_bad(go, bad), suite=name())
     heard: list[tuple[str, str]] = []
 
     def note(kind: str, context: dict[str, Any]) -> None:

@@ -217,6 +217,22 @@ async def test_a_suite_that_has_succeeded_is_not_started_again(
     await until(lambda: _has_runs(here.client, name, 1))
 
 
+async def test_a_suite_that_writes_no_results_where_it_is_asked_to_says_where_they_are(
+    here: World, desk: Desk, name: str
+) -> None:
+    def into(results: str | None, play: str) -> SuiteInput:
+        return suite(name, task("a", play), options=TaskOptions(results_dir=results))
+
+    await desk.begin(into("/old", "hold"))
+    await desk.begin(into("/new", "hold"))
+    here.open = True
+    await desk.end(name)
+    for results in ("/old", None, "/new"):
+        assert (await desk.begin(into(results, "hold"))).how == "finished"
+    told = "are in /old, and not in /new"
+    assert [told in said for said in desk.said] == [True, True]
+
+
 async def test_a_closed_suite_with_failures_keeps_its_successes_and_runs_the_rest(
     here: World, desk: Desk, name: str
 ) -> None:
@@ -313,6 +329,28 @@ async def test_fresh_takes_nothing_over(here: World, desk: Desk, name: str) -> N
     assert here.attempts("only") == 2
 
 
+async def test_what_was_done_before_a_fresh_start_is_not_taken_over_after_an_interruption(
+    here: World, desk: Desk, name: str
+) -> None:
+    start = replace(suite(name, task("a"), task("b"), task("c")), max_parallel=1)
+    await desk.run(start)
+    slow = replace(suite(name, task("a"), task("b", "hang"), task("c")), max_parallel=1)
+    await desk.begin(slow, fresh=True)
+    await until(lambda: here.running == 1)
+    await here.client.get_workflow_handle(suite_workflow_id(name)).cancel()
+    await desk.end(name)
+    for _ in range(2):  # the second time, of a run that is not itself the fresh one
+        begun = await desk.begin(slow)
+        assert (begun.how, begun.taken_over) == ("took_over", 1)
+        await until(lambda: here.running == 1)
+        await here.client.get_workflow_handle(suite_workflow_id(name)).cancel()
+        await desk.end(name)
+    assert [t for t, _, _ in here.started].count("c") == 1
+    begun = await desk.run(start)
+    assert begun.taken_over == 1
+    assert [t for t, _, _ in here.started].count("c") == 2
+
+
 async def test_fresh_ends_an_open_run_first(here: World, desk: Desk, name: str) -> None:
     first = await desk.begin(suite(name, task("a", "hang")))
     await until(lambda: here.running == 1)
@@ -371,7 +409,8 @@ async def test_a_retry_after_an_interruption_runs_what_had_not_ended(
     here: World, desk: Desk, name: str
 ) -> None:
     await desk.begin(suite(name, task("a"), task("b", "hold"), task("c", "hold")))
-    await until(lambda: here.running == 2)
+    await until(lambda: len(here.started) == 3)
+    await here.client.get_workflow_handle(task_workflow_id(name, "a", 1)).result()
     await here.client.get_workflow_handle(suite_workflow_id(name)).terminate()
     here.open = True
     begun = await desk.starter.retry(name)
@@ -503,7 +542,7 @@ def test_a_default_id_is_readable_and_legal() -> None:
 
 
 def test_numbers_below_one_and_ranges_outside_a_task_are_refused() -> None:
-    with pytest.raises(PerdureError, match="max_parallel is 0"):
+    with pytest.raises(PerdureError, match="max_parallel 0"):
         suite_input("s", [task("a")], max_parallel=0, options=TaskOptions())
     with pytest.raises(PerdureError, match="repeats"):
         suite("s", task("a", repeats=0))
@@ -565,3 +604,24 @@ def test_options_that_change_nothing_leave_the_digest_alone() -> None:
 
 def test_each_suite_has_a_queue_of_its_own() -> None:
     assert suite_queue("perdure", "nightly") == "perdure.nightly"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "settings", "said"),
+    [
+        ([task("t", repeats=100_001)], {}, "repeats 100001"),
+        ([task(f"t{n}", repeats=100_000) for n in range(11)], {},
+         "1,100,000 trials"),
+        ([task(f"t{n}", repeats=60_000) for n in range(2)], {},
+         "120,000 trials, and a suite has at most 100,000"),
+        ([task("t"), task("t")], {}, "the task id 't' is there twice"),
+        ([task("t")], {"max_parallel": 10**12}, "max_parallel"),
+        ([task("t")], {"max_parallel": 2.5}, "max_parallel"),
+        ([task("t")], {"max_parallel": "5"}, "max_parallel '5'"),
+    ],
+)  # fmt: skip
+def test_a_suite_that_no_server_could_hold_is_refused(
+    tasks: list[SuiteTask], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PerdureError, match=said):
+        suite_input("s", tasks, **{"max_parallel": 1, "options": TaskOptions(), **settings})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,49 @@ def test_in_a_list_of_perdures_own_documents_mistakes_stay_errors(project: Proje
     assert (problem.line, "this is not JSON" in problem.message) == (3, True)
     assert [number for number, _ in warned(documents)] == [4]
     assert [task.task.id for task in documents.tasks] == ["own", "dataset.crm.benign.1"]
+
+
+@pytest.mark.parametrize("line", [".", "..", "../own/.", ""])
+def test_a_list_cannot_lead_back_to_itself(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "own" / "list.jsonl"
+    file.parent.mkdir()
+    file.write_text(json.dumps(line) + "\n")
+    for path in (file, tmp_path):
+        (problem,) = load([path]).problems
+        wrong = "a list cannot name another list" if line else "the path is empty"
+        assert (problem.line, wrong in problem.message) == (1, True)
+
+
+def test_of_very_many_bad_lines_some_are_told_and_the_rest_counted(project: Project) -> None:
+    own = load([project.list(*["rubbish"] * 1_000)]).problems
+    assert len(own) == 201
+    assert "800 more lines are like these" in str(own[-1])
+
+    dtap = load_dtap(project.list(benign("1"), *[benign("99")] * 1_000))
+    assert ids(dtap) == ["dataset.crm.benign.1"]
+    assert "800 more lines are like these" in warned(dtap)[-1][1]
+
+
+def test_a_list_of_very_many_lines_is_refused_before_they_are_read(project: Project) -> None:
+    (problem,) = load([project.list("{\n" * 200_000)]).problems
+    assert "more than 100,000 lines" in str(problem)
+
+
+def test_a_tree_may_be_as_deep_as_a_path_can_be_long(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    leaf = os.open("task.yaml", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=here)
+    os.write(leaf, json.dumps({"id": "leaf", "steps": STEPS}).encode())
+    os.close(leaf)
+    os.close(here)
+    try:
+        assert ids(load([tmp_path])) == ["leaf"]
+    finally:  # what removes temporary directories may recurse
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
 
 
 def test_links_that_lead_out_of_the_dataset_are_not_followed(

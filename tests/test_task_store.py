@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -301,6 +302,33 @@ def test_a_text_that_a_disk_changed_is_not_run(store: TaskStore) -> None:
         store.get("a")
     with pytest.raises(TaskStoreError, match=r"damaged \(store:b@1"):
         store.get("b")
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "[" * 100_000, "null", '{"id": "b", "version": 1}', '{"id": "a"}', '"a"']
+)
+def test_a_row_that_is_no_task_of_that_name_is_damage(store: TaskStore, text: str) -> None:
+    store.put(document())
+    digest = hashlib.sha256(f"a@1 {text}".encode()).hexdigest()
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("UPDATE tasks SET document = ?, digest = ?", (text, digest))
+    for read in (lambda: store.get("a"), store.query):
+        with pytest.raises(TaskStoreError, match="is damaged"):
+            read()
+
+
+def test_a_view_in_place_of_the_table_is_not_computed(store: TaskStore) -> None:
+    store.put(document())
+    with closing(sqlite3.connect(store.path)) as database, database:
+        database.execute("DROP TABLE tasks")
+        database.execute(
+            "CREATE VIEW tasks AS WITH RECURSIVE more(n) AS (SELECT 1 UNION ALL SELECT n + 1 "
+            "FROM more) SELECT 'a' AS id, n AS version, 1.0 AS stored_at, '' AS digest, "
+            "'' AS document FROM more"
+        )
+    for read in (lambda: store.get("a"), store.query, lambda: store.put(document())):
+        with pytest.raises(TaskStoreError, match="it has no table of tasks"):
+            read()
 
 
 def test_a_disk_that_takes_no_more_is_told_and_what_was_stored_stays(store: TaskStore) -> None:

@@ -83,13 +83,14 @@ WRITE_ON_HOST = workflow.ActivityConfig(
 WRITE_AGAIN = workflow.ActivityConfig(
     # Records that could not be written, all at once, at the end of a suite.
     start_to_close_timeout=timedelta(minutes=10),  # copies of large artifacts
+    heartbeat_timeout=timedelta(seconds=15),  # a worker that is killed is not waited for
     schedule_to_close_timeout=timedelta(minutes=30),
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10), maximum_attempts=3),
     summary="write what is missing",
 )
 
-WRITE_AGAIN_AFTER = tuple(timedelta(seconds=seconds) for seconds in (1, 4, 10, 20, 25))
-"""Pauses before the tries: a minute in all, for whoever makes room on the disk meanwhile."""
+WRITE_AGAIN_AFTER = tuple(timedelta(seconds=seconds) for seconds in (1, 3, 6, 10))
+"""Pauses before the tries: twenty seconds in all, for a disk that was full for a moment."""
 
 START_TRIAL_AGAIN = timedelta(seconds=2)
 """Between tries to start a task whose id an older run still holds while it is being cancelled."""

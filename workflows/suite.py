@@ -25,6 +25,7 @@ from temporalio.exceptions import (
     CancelledError,
     ChildWorkflowError,
     WorkflowAlreadyStartedError,
+    is_cancelled_exception,
 )
 
 with workflow.unsafe.imports_passed_through():
@@ -50,6 +51,7 @@ with workflow.unsafe.imports_passed_through():
         REQUEUE,
         RESUME,
         SET_MAX_PARALLEL,
+        SUITE_CANCELLED,
         SUITE_WORKFLOW,
         TRIAL_ENDED,
         WRITE_MISSING,
@@ -66,11 +68,14 @@ with workflow.unsafe.imports_passed_through():
         WRITE_AGAIN,
         WRITE_AGAIN_AFTER,
     )
-    from workflows.shield import uncancelled
+    from workflows.shield import heed_cancel, uncancelled
     from workflows.trial import TrialHandle, start_trial, why_closed
 
 STARTS_AT_ONCE = 25
 """Starts under way: each carries a document of up to 128 KiB, and a message holds 4 MB."""
+
+REPLACED = "a new run of it takes its place"
+"""Why a task is cancelled, for people; `SUITE_CANCELLED` is the other reason."""
 
 
 @workflow.defn(name=SUITE_WORKFLOW)
@@ -101,7 +106,9 @@ class SuiteWorkflow:
             if start.state is None:
                 await self._write("running")
             await self._drive()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ActivityError) as error:
+            if not is_cancelled_exception(error):
+                raise
             self._suite.cancel()
             await self._cancel_running()
         probe.cancel()
@@ -132,7 +139,6 @@ class SuiteWorkflow:
         return self._suite.progress(request)
 
     # --- What people ask for ------------------------------------------------------------------
-
     @workflow.update(name=SET_MAX_PARALLEL)
     def set_max_parallel(self, number: int) -> str:
         """Run at most so many tasks at once, from now on."""
@@ -146,6 +152,7 @@ class SuiteWorkflow:
     @workflow.update(name=PAUSE)
     def pause(self) -> str:
         """Start nothing more until `resume`; what runs goes on."""
+        self._make_room()
         return control.pause(self._suite)
 
     @pause.validator
@@ -175,6 +182,7 @@ class SuiteWorkflow:
     @workflow.update(name=PRIORITISE)
     def prioritise(self, wanted: str) -> str:
         """Start a task, or one trial of it, before all others that wait."""
+        self._make_room()
         return control.prioritise(self._suite, wanted)
 
     @prioritise.validator
@@ -188,7 +196,9 @@ class SuiteWorkflow:
         while not self._suite.over:
             handing_over = handing_over or self._history_is_long()
             if handing_over and self._may_hand_over():
-                workflow.continue_as_new(self._carried_over())
+                await heed_cancel()
+                if self._may_hand_over():
+                    workflow.continue_as_new(self._carried_over())
             if not handing_over:
                 free = STARTS_AT_ONCE - len(self._starting)
                 for trial in self._suite.take_startable(free):
@@ -226,7 +236,8 @@ class SuiteWorkflow:
                 return await start_trial(self._start, trial)
             except WorkflowAlreadyStartedError:
                 with contextlib.suppress(ApplicationError):  # it has just ended by itself
-                    await workflow.get_external_workflow_handle(trial.workflow_id).cancel()
+                    before = workflow.get_external_workflow_handle(trial.workflow_id)
+                    await before.cancel(reason=REPLACED)
                 await workflow.sleep(START_TRIAL_AGAIN)
         return None
 
@@ -248,7 +259,8 @@ class SuiteWorkflow:
         """Cancel every task under way and wait until each has cleaned up and told its end."""
         await workflow.wait_condition(lambda: not self._starting)
         cancels = [
-            workflow.get_external_workflow_handle(name).cancel() for name in self._suite.running
+            workflow.get_external_workflow_handle(name).cancel(reason=SUITE_CANCELLED)
+            for name in self._suite.running
         ]
         # A task that closed in between cannot be cancelled, and need not be.
         await asyncio.gather(*cancels, return_exceptions=True)
@@ -284,6 +296,12 @@ class SuiteWorkflow:
             return False
         # Suites of the first version did not wait for their probe.
         return not (self._probing and workflow.patched("hand over after the probe"))
+
+    def _make_room(self) -> None:
+        """Hand over if it is time, though nothing is to be started: a run takes 2,000 updates."""
+        # Runs of the first version did not wake up for that.
+        if self._history_is_long() and workflow.patched("hand over after any wish"):
+            self._stirred = True
 
     def _history_is_long(self) -> bool:
         info, limit = workflow.info(), self._start.options.history_limit_events

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from perdure.attempt_ends import take_error
@@ -52,7 +52,7 @@ with workflow.unsafe.imports_passed_through():
         slot_options,
         step_options,
     )
-    from workflows.shield import uncancelled
+    from workflows.shield import heed_cancel, uncancelled
 
 EVENTS_PAGE = 200
 
@@ -110,7 +110,9 @@ class TaskWorkflow:
         deadline = self._limit_time()
         try:
             await self._drive()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ActivityError) as error:
+            if not is_cancelled_exception(error):
+                raise
             self._run.cancel(workflow.cancellation_reason() or "cancelled", workflow.time())
             self._tell_limits()
             await self._cancel_attempts()
@@ -158,8 +160,10 @@ class TaskWorkflow:
         handing_over = False
         while not self._run.over:
             handing_over = handing_over or self._history_is_long()
-            if handing_over and not self._run.running and not self._asks and not self._releases:
-                workflow.continue_as_new(self._carried_over())
+            if handing_over and self._may_hand_over():
+                await heed_cancel()
+                if self._may_hand_over():
+                    workflow.continue_as_new(self._carried_over())
             if not handing_over:
                 for dispatch in self._run.take_ready(workflow.time()):
                     self._begin(dispatch)
@@ -270,6 +274,9 @@ class TaskWorkflow:
                     await workflow.execute_activity(
                         REMIND_LIMITS, RemindLimits(requests), **on_control
                     )
+                # By the reminders of a long wait; runs of the first version did not look.
+                if self._history_is_long() and workflow.patched("hand over in a long wait"):
+                    self._stirred = True
 
     # --- Time -------------------------------------------------------------------------------
 
@@ -312,6 +319,9 @@ class TaskWorkflow:
 
         self._alarm = asyncio.create_task(ring())
 
+    def _may_hand_over(self) -> bool:
+        return not (self._run.running or self._asks or self._releases)
+
     def _history_is_long(self) -> bool:
         info, limit = workflow.info(), self._start.options.history_limit_events
         return info.is_continue_as_new_suggested() or (
@@ -327,6 +337,9 @@ class TaskWorkflow:
         run = self._run
         run.close(workflow.time())
         self._tell_limits()
+        if self._releases and workflow.patched("give back, then tell the end"):
+            # Whoever hears of the end may take the worker away, which is to be needed no more.
+            await uncancelled(workflow.wait_condition(lambda: not self._releases))
         summary = await uncancelled(self._write(summarise(run)))
         # A request on its way need not be waited for: its release is known to the limit.
         if self._releases:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 import typer
 
 from perdure.cli.cancel_command import cancel
-from perdure.cli.console import ReaderGone, abandon_stdout, prepare_streams, say
+from perdure.cli.console import ReaderGone, abandon_stdout, prepare_streams, printable, say
 from perdure.cli.events_command import events
 from perdure.cli.gc_command import gc
 from perdure.cli.list_command import list_runs
@@ -181,13 +182,35 @@ def status_of(arguments: Sequence[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
+_REMEDIES = {
+    "float_parsing": "write a number, such as 2.50",
+    "int_parsing": "write a whole number, such as 3",
+    "greater_than_equal": "write {ge} or more",
+    "less_than_equal": "write {le} or less",
+}
+"""By the parser's own name of what is wrong with a value."""
+
+
 def _tell_misuse(error: Any) -> int:
     message = " ".join(error.format_message().split())
+    message = re.sub(r"^Invalid value for '([^' ]+)[^']*': (Value error, )?", r"\1: ", message)
+    if wrong := _wrong_value(error):
+        message = message.partition(": ")[0] + wrong
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "perdure"
     if message:  # empty: the help was shown
         say(f"{command}: {message.rstrip('.')}; see `{command} --help`")
     return MISUSED
+
+
+def _wrong_value(error: Any) -> str | None:
+    """A value that the parser could not read, and what to write; None if it is not about one."""
+    errors = getattr(error.__cause__, "errors", None)
+    first = errors()[0] if callable(errors) else {}
+    remedy = _REMEDIES.get(first.get("type", ""))
+    if remedy is None:
+        return None
+    return f" {printable(str(first['input']), 60)!r}: {remedy.format(**first.get('ctx', {}))}"
 
 
 def _tell_defect(error: Exception) -> int:

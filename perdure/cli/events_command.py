@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli.console import emit, printable
-from perdure.cli.options import ResultsOption, RunArgument, results_dir
+from perdure.cli.options import OptionError, ResultsOption, RunArgument, results_dir
 from perdure.errors import PerdureError
 
 
@@ -40,6 +40,7 @@ def events(
     """
     from perdure.cli.reading import named
 
+    _check_types(type)
     wanted = named(run)
     if wanted.task_id is None:
         raise PerdureError(
@@ -53,6 +54,19 @@ def events(
                 as_json=json,
             )
         )
+
+
+def _check_types(types: list[str]) -> None:
+    """Refuse a type that no event has. Raises OptionError with the nearest that there is."""
+    from perdure.core.problems import nearest
+    from perdure.core.run import EVENT_TYPES
+
+    known = {*EVENT_TYPES, *(name.partition(".")[0] for name in EVENT_TYPES)}
+    for type in types:
+        if type not in known:
+            near = nearest(type, known)
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(EVENT_TYPES)}"
+            raise OptionError(f"--type {type!r}: no event is of this type; {hint}")
 
 
 async def _print(events: AsyncIterator[dict[str, Any]], types: set[str], *, as_json: bool) -> None:
@@ -81,7 +95,7 @@ def event_line(event: dict[str, Any]) -> str:
 async def _events(
     suite: str, task_id: str, trial: int, results: Path | None, follow: bool
 ) -> AsyncIterator[dict[str, Any]]:
-    from perdure.cli.reading import Named, to_read
+    from perdure.cli.reading import Named, to_read, unknown_run
     from perdure.results import suite_files
 
     async with to_read(results) as (perdure, root):
@@ -94,9 +108,6 @@ async def _events(
                 return
         kept = suite_files(root, suite).read_events(task_id, trial)
         if kept is None:
-            raise PerdureError(
-                f"there is no run {Named(suite, task_id, trial)}; `perdure list {suite}` shows "
-                "those there are"
-            )
+            raise unknown_run(root, Named(suite, task_id, trial), results)
         for event in kept:
             yield event

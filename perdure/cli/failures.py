@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +47,9 @@ def failed_attempts(record: dict[str, Any], files: Path | None) -> Iterator[Fail
 def _output(
     record: dict[str, Any], step_id: str, attempt: dict[str, Any], files: Path | None
 ) -> list[str]:
-    folder = files / "steps" / f"{step_id}.{attempt['number']}" if files else None
+    inner = os.path.join("steps", f"{step_id}.{attempt['number']}")
     for name in ("stderr", "stdout"):
-        text = _tail(folder / f"{name}.log") if folder else ""
+        text = _tail(files, os.path.join(inner, f"{name}.log")) if files else ""
         if not text.strip():
             text = _in_context(record, step_id, name)
         lines = [line for line in text.splitlines() if line.strip()]
@@ -70,8 +71,12 @@ def _in_context(record: dict[str, Any], step_id: str, name: str) -> str:
     return text[-_TAIL_BYTES:] if isinstance(text, str) else ""
 
 
-def _tail(path: Path) -> str:
-    with contextlib.suppress(OSError), path.open("rb") as file:
+def _tail(folder: Path, inner: str) -> str:
+    """The end of a file; nothing of what a link or a pipe in its place would lead to."""
+    path = os.path.join(os.path.realpath(folder), inner)
+    if os.path.realpath(path) != path or not os.path.isfile(path):
+        return ""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - _TAIL_BYTES))
         return file.read().decode("utf-8", "replace")

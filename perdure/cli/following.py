@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from perdure.cli.console import printable
 from perdure.cli.progress import Display, Picture, RunningTask
 from perdure.client import Perdure, SuiteRun
+from perdure.embedded import workers_on
 from perdure.errors import PerdureError
 from perdure.messages import SuiteProgress
-from perdure.server import status, users
-from perdure.state import StateDir
+from perdure.names import trial_name
+from perdure.server import status
 from perdure.suite_input import suite_queue
-from perdure.workers import log_pids
 
 if TYPE_CHECKING:
     from perdure.client import TaskHandle
@@ -33,6 +33,8 @@ class Following:
         self._suite = suite
         self._shown = shown
         self._picture = Picture()
+        self._several = {t.task["id"] for t in suite.definition.tasks if t.repeats > 1}
+        """The tasks of more than one trial."""
         self._steps: dict[str, str] = {}
         """By workflow id: what a running task is at."""
         self._known = 0
@@ -65,11 +67,12 @@ class Following:
             self._heard += 1
             number += 1
             if self._heard > self._known:
-                self._shown.ended(trial, max(1, number), progress.total)
+                name = self._name(trial.task_id, trial.trial)
+                self._shown.ended(name, trial, max(1, number), progress.total)
         for line in changes(before, progress):
             self._shown.say(line)
         picture.running = [
-            RunningTask(_short(name, self._suite.suite), self._steps.get(name, ""))
+            RunningTask(self._name(*_trial_of(name)), self._steps.get(name, ""))
             for name in progress.running
         ]
         self._before = progress
@@ -92,8 +95,10 @@ class Following:
                 del self._steps[gone]
 
     def _task(self, workflow_id: str) -> TaskHandle:
-        _, _, task_id, trial = workflow_id.split("/")
-        return self._suite.task(task_id, int(trial))
+        return self._suite.task(*_trial_of(workflow_id))
+
+    def _name(self, task_id: str, trial: int) -> str:
+        return trial_name(task_id, trial, several=task_id in self._several)
 
 
 def changes(before: SuiteProgress | None, now: SuiteProgress) -> list[str]:
@@ -128,23 +133,19 @@ async def watch(perdure: Perdure, suite: SuiteRun, shown: Display) -> None:
     """Tell of a server or a worker that died and was started again; never ends by itself."""
     state = perdure.settings.state
     queue = suite_queue(perdure.settings.queue, suite.suite)
-    server, workers = status(state).pid, _workers_on(state, queue)
+    server, workers = status(state).pid, workers_on(state, queue)
     while perdure.embedded:
         await asyncio.sleep(WATCH_SECONDS)
         now = status(state).pid
         if now and now != server:
             shown.say(f"the server died and was started again: {perdure.ui_url}")
             server = now
-        serving = _workers_on(state, queue)
+        serving = workers_on(state, queue)
         if serving and not serving & workers:
             shown.say("the worker died; another one goes on")
         workers = serving or workers
 
 
-def _workers_on(state: StateDir, queue: str) -> set[int]:
-    """The live workers on a queue of the embedded server."""
-    return {user.pid for user in users(state) if user.role == "worker"} & log_pids(state, queue)
-
-
-def _short(workflow_id: str, suite: str) -> str:
-    return workflow_id.removeprefix(f"task/{suite}/").removesuffix("/1")
+def _trial_of(workflow_id: str) -> tuple[str, int]:
+    _, _, task_id, trial = workflow_id.split("/")
+    return task_id, int(trial)

@@ -38,12 +38,15 @@ def list_runs(
 
 
 def _show_suites(suites: list[dict[str, Any]], *, json: bool) -> None:
-    from perdure.cli.tables import suites_table
+    from perdure.cli.tables import suites_table, unserved_line
 
     if json:
         emit_json(suites)
     elif suites:
         emit_table(suites_table(suites))
+        told = [line for line in map(unserved_line, suites) if line]
+        for line in ["", *told] if told else []:
+            emit(line)
     else:
         say("no suite has run yet")
 
@@ -77,7 +80,7 @@ async def _suites(results: Path | None) -> list[dict[str, Any]]:
 
 
 async def _runs(suite: str | None, results: Path | None) -> list[dict[str, Any]]:
-    from perdure.cli.reading import runs_on_disk, suites_on_disk, to_read
+    from perdure.cli.reading import runs_on_disk, shown_by_list, suites_on_disk, to_read
 
     found: list[dict[str, Any]] = []
     async with to_read(results) as (perdure, root):
@@ -91,7 +94,7 @@ async def _runs(suite: str | None, results: Path | None) -> list[dict[str, Any]]
     if suite is not None and not found:
         at = f" in {root}" if results else ""
         raise PerdureError(
-            f"there is no suite {suite!r}{at}, or nothing of it has run yet; `perdure list` shows "
-            "those there are"
+            f"there is no suite {suite!r}{at}, or nothing of it has run yet; "
+            f"{shown_by_list(None, results)}"
         )
     return found

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.options import FLAG
+from perdure.cli.options import FLAG, path_of
 
 RootOption = Annotated[
     Path | None,
     typer.Option(
         "--root",
         metavar="DIR",
+        parser=path_of,
         help="The project's folder. By default looked for above each list and DTap task.",
         show_default=False,
     ),
@@ -23,6 +24,7 @@ EnvConfigOption = Annotated[
     typer.Option(
         "--env-config",
         metavar="FILE",
+        parser=path_of,
         help="The env.yaml. By default the project's, dt_arena/config/env.yaml.",
         show_default=False,
     ),
@@ -32,6 +34,7 @@ McpConfigOption = Annotated[
     typer.Option(
         "--mcp-config",
         metavar="FILE",
+        parser=path_of,
         help="The mcp.yaml. By default the project's, dt_arena/config/mcp.yaml.",
         show_default=False,
     ),

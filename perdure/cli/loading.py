@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ class Wanted:
     options: TaskOptions
     limits: dict[str, int]
     worker: WorkerConfig
+    suite: str | None = None
 
 
 def load_checked(wanted: Wanted) -> list[LoadedTask]:
@@ -37,6 +40,7 @@ def load_checked(wanted: Wanted) -> list[LoadedTask]:
 
     There is none if all are left out by `--skip-existing`.
     """
+    from perdure.document_problems import problem_lines
     from perdure.documents import load
     from perdure.limit_checks import idle_limits
     from perdure.steps import custom_types
@@ -52,7 +56,7 @@ def load_checked(wanted: Wanted) -> list[LoadedTask]:
         say(f"warning: {warning}")
     problems = _problems(documents, wanted)
     if problems:
-        for problem in problems:
+        for problem in problem_lines(problems):
             say(problem)
         say("nothing was started")
         raise typer.Exit(BAD_INPUT)
@@ -80,11 +84,26 @@ def _problems(documents: Documents, wanted: Wanted) -> list[str]:
         try:
             check_range(len(loaded.task.steps), options.start_step, options.end_step)
         except BadRange as error:
-            problems.append(f"{loaded.source}: {str(error).replace('_', '-')} (--start-step, ...)")
-    problems += missing_limits(tasks, wanted.limits)
+            told = re.sub(r"^(start|end)_step", r"--\1-step", str(error))
+            problems.append(f"{loaded.source}: {told}; write a number within, by the task's steps")
+    missing = missing_limits(tasks, wanted.limits)
+    if missing and not (wanted.suite and asyncio.run(_is_open(wanted.suite))):
+        problems += missing
     if not temporal_configured(Settings.from_env().temporal_env):
         problems += missing_secrets(tasks, env_file)
     return problems
+
+
+async def _is_open(suite: str) -> bool:
+    """Whether the suite is open: then it is followed, and has limits of its own."""
+    from perdure.cli.reading import server_to_read
+    from perdure.config import Settings
+    from perdure.event_log import find_execution
+    from perdure.names import suite_workflow_id
+
+    async with server_to_read(Settings.from_env()) as perdure:
+        found = perdure and await find_execution(perdure.client, suite_workflow_id(suite))
+        return bool(found and found.is_open)
 
 
 def check_results(kept: Path | None, suite: str | None) -> None:

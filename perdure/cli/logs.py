@@ -1,4 +1,11 @@
-"""What a worker logs: one line a record, on stderr, at the level that PERDURE_LOG names."""
+"""What a worker logs: one line a record, on stderr, at the level that PERDURE_LOG names.
+
+```
+2026-03-01 12:00:00,123 INFO    perdure.steps nightly/refund/2 ask.1: [refund/2] asking
+```
+
+A step's lines name its run and attempt; `[refund/2] ` is the mark of one trial of several.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +32,7 @@ def set_up_logs() -> None:
     """
     level = _level(os.environ.get("PERDURE_LOG", ""))
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)-7s %(name)s%(of_step)s: %(message)s"))
     handler.addFilter(_is_news)
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -38,6 +45,8 @@ class _OneLine(logging.Formatter):
     """A record on one line; the traceback of an exception under PERDURE_DEBUG=1 only."""
 
     def format(self, record: logging.LogRecord) -> str:
+        # `step`: of what a step logs, its run and attempt (`suite/task/1 ask.2`).
+        record.of_step = f" {record.step}" if hasattr(record, "step") else ""
         if os.environ.get("PERDURE_DEBUG") == "1":
             return super().format(record)
         error = record.exc_info[1] if record.exc_info else None

@@ -16,10 +16,19 @@ from perdure.errors import PerdureError
 FLAG = ""
 """Instead of a value's name in the help of an option that has none."""
 
+
+def path_of(text: str | Path) -> Path:
+    """A path that was typed; an empty one would be the current folder, which nobody meant."""
+    if text == "":
+        raise typer.BadParameter("the path is empty; name it")
+    return Path(text)
+
+
 PathsArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH",
+        parser=path_of,
         help="Task documents (YAML, JSON, .jsonl), folders with them, or store:ID@VERSION.",
         show_default=False,
     ),
@@ -70,6 +79,7 @@ EnvFileOption = Annotated[
     typer.Option(
         "--env-file",
         metavar="FILE",
+        parser=path_of,
         help="NAME=VALUE lines: values for what documents name by from_env.",
         show_default=False,
     ),
@@ -79,6 +89,7 @@ ResultsOption = Annotated[
     typer.Option(
         "--results",
         metavar="DIR",
+        parser=path_of,
         help="Where the files of results are; by default in the state directory.",
         show_default=False,
     ),
@@ -185,6 +196,6 @@ def results_dir(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):
         raise OptionError(f"--results {path} is not a directory; name another")
     return Path(os.path.abspath(path))

@@ -14,6 +14,7 @@ from perdure.cli.console import console_for, is_terminal, printable, say
 from perdure.cli.tables import kind_name
 from perdure.cli.times import clock, number, span, time_of_day
 from perdure.messages import SuiteProgress, TrialSummary
+from perdure.names import SUITE_CANCELLED
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
@@ -24,8 +25,6 @@ REFRESH_PER_SECOND = 4
 SHOWN_TASKS = 10
 """Running tasks that have a line of their own."""
 MIN_ENDED_FOR_ESTIMATE = 2
-_SERVERS_WORDS = "Cancel requested by workflow"
-"""How a server puts that one workflow cancelled another; run ids follow (server 1.32)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class Display(Protocol):
     def say(self, line: str) -> None:
         """A line that stays."""
 
-    def ended(self, trial: TrialSummary, number: int, total: int) -> None:
-        """A trial has ended, as number `number` of `total`."""
+    def ended(self, name: str, trial: TrialSummary, number: int, total: int) -> None:
+        """The trial that people call `name` has ended, as number `number` of `total`."""
 
     def show(self, picture: Picture) -> None:
         """The state as of now."""
@@ -89,15 +88,10 @@ def display() -> Display:
     return PlainDisplay()
 
 
-def task_name(trial: TrialSummary) -> str:
-    """A task's id, with the trial if it is not the first."""
-    return trial.task_id if trial.trial == 1 else f"{trial.task_id}/{trial.trial}"
-
-
-def ended_line(trial: TrialSummary, number: int, total: int) -> str:
+def ended_line(name: str, trial: TrialSummary, number: int, total: int) -> str:
     """One ended trial on one line: its end, how long it took, from when to when, and why."""
     line = (
-        f"[{number:{len(str(total))}}/{total}] {trial.status:<9} {printable(task_name(trial))}"
+        f"[{number:{len(str(total))}}/{total}] {trial.status:<9} {printable(name)}"
         f"  {span(trial.duration_seconds)}"
     )
     if trial.started_at:
@@ -114,8 +108,8 @@ def reason_of(trial: TrialSummary, limit: int = 300) -> str:
     usual = trial.status != "failed" or trial.failure_kind in (None, "task")
     kind = "" if usual else f" ({kind_name(trial.failure_kind)})"
     reason = trial.failure_reason or ""
-    if trial.status == "cancelled" and reason.startswith(_SERVERS_WORDS):
-        reason = ""  # that its suite was cancelled is told already
+    if trial.status == "cancelled" and reason == SUITE_CANCELLED:
+        reason = ""  # it is told already
     return printable(f"{step}{reason}", limit) + kind
 
 
@@ -127,8 +121,8 @@ class PlainDisplay:
     def say(self, line: str) -> None:
         say(line)
 
-    def ended(self, trial: TrialSummary, number: int, total: int) -> None:
-        say(ended_line(trial, number, total))
+    def ended(self, name: str, trial: TrialSummary, number: int, total: int) -> None:
+        say(ended_line(name, trial, number, total))
 
     def show(self, picture: Picture) -> None:
         pass
@@ -160,13 +154,11 @@ class LiveDisplay:
     def say(self, line: str) -> None:
         self._quietly(lambda: self._console.print(line))
 
-    def ended(self, trial: TrialSummary, number: int, total: int) -> None:
+    def ended(self, name: str, trial: TrialSummary, number: int, total: int) -> None:
         if trial.status != "succeeded":  # the bar tells of the others
             style = "red" if trial.status == "failed" else "yellow"
             reason = reason_of(trial)
-            line = f"{trial.status} {printable(task_name(trial))}" + (
-                f": {reason}" if reason else ""
-            )
+            line = f"{trial.status} {printable(name)}" + (f": {reason}" if reason else "")
             self._quietly(lambda: self._console.print(line, style=style))
 
     def show(self, picture: Picture) -> None:

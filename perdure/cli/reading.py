@@ -5,7 +5,8 @@ They never start a worker, so nothing that they do runs a step.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shlex
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.cli.console import say
 from perdure.errors import PerdureError
+from perdure.names import trial_name
 from perdure.outcome import trials_of
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ def suites_on_disk(results: Path) -> list[dict[str, Any]]:
     found = stored_suites(results, lambda problem: say(f"note: {problem}"))
     return [
         {key: stored.document[key] for key in ("suite", "status", "paused", "stopped", "run_id")}
-        | {"started_at": stored.started_at, "totals": stored.document["totals"]}
+        | {"served": None, "started_at": stored.started_at, "totals": stored.document["totals"]}
         for stored in found
     ]
 
@@ -150,11 +152,13 @@ def runs_on_disk(results: Path, suite: str) -> list[dict[str, Any]]:
     stored = stored_suite(results, suite)
     if stored:
         ended = [{**trial, "task": task["id"]} for task, trial in trials_of(stored.document)]
+        several = {task["id"] for task in stored.document["tasks"] if task["repeats"] > 1}
     else:  # tasks that were started by themselves
         ended = suite_files(results, suite).lines()
+        several = {line["task"] for line in ended if line["trial"] > 1}
     return [
         {
-            "run": str(Named(suite, line["task"], line["trial"])),
+            "run": f"{suite}/{_name(line, several)}",
             "suite": suite,
             "task": line["task"],
             "trial": line["trial"],
@@ -169,8 +173,10 @@ def runs_on_disk(results: Path, suite: str) -> list[dict[str, Any]]:
     ]
 
 
-def outcome_on_disk(results: Path, suite: str) -> dict[str, Any] | None:
+def outcome_on_disk(results: Path, suite: str, given: Path | None = None) -> dict[str, Any] | None:
     """A suite's document as its files tell it; None if it has none.
+
+    `given` is what `--results` names.
 
     Raises ResultsError for files that are not what perdure writes.
     """
@@ -181,9 +187,42 @@ def outcome_on_disk(results: Path, suite: str) -> dict[str, Any] | None:
     if stored is None and (files := suite_files(results, suite)).lines_file.exists():
         raise ResultsError(
             f"{files.suite_file} is missing: its tasks were started by themselves, or the copy is "
-            f"not whole; single runs can be read all the same (`perdure list {suite}`)"
+            f"not whole; single runs can be read all the same: {shown_by_list(suite, given)}"
         )
-    return None if stored is None else stored.document
+    return None if stored is None else {**stored.document, "served": None}
+
+
+def unknown_suite(results: Path, suite: str, given: Path | None) -> PerdureError:
+    """That there is no such suite in a directory; `given` is what `--results` names."""
+    return PerdureError(f"there is no suite {suite!r} in {results}; {shown_by_list(None, given)}")
+
+
+def unknown_run(results: Path, run: Named, given: Path | None) -> PerdureError:
+    """Why nothing can be told of a run: its record is missing, or there is no such run.
+
+    Raises ResultsError for files that are not what perdure writes.
+    """
+    from perdure.results import suite_files
+
+    files = suite_files(results, run.suite)
+    task_id = run.task_id or ""
+    if any((line["task"], line["trial"]) == (task_id, run.trial) for line in files.lines()):
+        return PerdureError(
+            f"{files.trial(task_id, run.trial)} has no record of the run: it could not be written, "
+            f"or the copy is not whole; {shown_by_list(run.suite, given)}"
+        )
+    return PerdureError(f"there is no run {run} in {results}; {shown_by_list(run.suite, given)}")
+
+
+def shown_by_list(suite: str | None, given: Path | None) -> str:
+    """The command that lists what there is, where it was looked for."""
+    words = ["perdure", "list", *([suite] if suite else [])]
+    words += ["--results", str(given)] if given else []
+    return f"`{shlex.join(words)}` shows those there are"
+
+
+def _name(line: dict[str, Any], several: Collection[str]) -> str:
+    return trial_name(line["task"], line["trial"], several=line["task"] in several)
 
 
 def _is_trial(text: str) -> bool:

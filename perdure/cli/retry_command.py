@@ -20,6 +20,8 @@ from perdure.cli.options import (
 )
 from perdure.cli.panels import in_panels
 from perdure.cli.suite_options import (
+    HOW_IT_RUNS,
+    WHAT_BOUNDS_IT,
     FailFastOption,
     JunitOption,
     LimitOption,
@@ -37,11 +39,8 @@ if TYPE_CHECKING:
 
 @in_panels(
     {
-        "How it runs": (
-            *("max_parallel", "retry_infrastructure", "steps"),
-            *("env_file", "pass_env", "inherit_env", "host", "detach"),
-        ),
-        "What bounds it": ("task_timeout", "limit", "fail_fast", "max_failures", "max_cost"),
+        "How it runs": (*HOW_IT_RUNS, "detach"),
+        "What bounds it": WHAT_BOUNDS_IT,
         "Results": ("junit", "json"),
     }
 )
@@ -104,9 +103,10 @@ def retry(
 ) -> None:
     """Run again every task of SUITE that did not succeed: failed, cancelled or not run.
 
-    Documents, and options that are not given here, are those that the suite was started with. What
-    succeeded stays. For changed documents, or a suite that is still open, there is `perdure run
-    TASKS --suite SUITE`.
+    Documents are those that the suite was started with, and so is what bounds it, unless it is
+    given here. What its processes need is not kept: give --steps, --env-file, --pass-env and
+    --inherit-env again. What succeeded stays. For changed documents, or a suite that is still
+    open, there is `perdure run TASKS --suite SUITE`.
 
     Exit status: as of `perdure run`.
     """
@@ -140,6 +140,6 @@ def retry(
             suite, only_failed_trials=only_failed_trials, worker=worker, say=tell, **bounded
         )
 
-    report = junit_path(junit)
+    report = junit_path(junit, detach=detach)
     call = Call(begin, suite, worker, detach=detach, json=json, junit=report, attaches=False)
     raise typer.Exit(asyncio.run(run_suite(call)))

@@ -27,6 +27,7 @@ from perdure.cli.options import (
     HostOption,
     InheritEnvOption,
     JsonOption,
+    OptionError,
     PassEnvOption,
     PathsArgument,
     ResultsOption,
@@ -37,6 +38,8 @@ from perdure.cli.options import (
 )
 from perdure.cli.panels import in_panels
 from perdure.cli.suite_options import (
+    HOW_IT_RUNS,
+    WHAT_BOUNDS_IT,
     AgentArtifactOption,
     AgentModelOption,
     Changed,
@@ -77,11 +80,8 @@ if TYPE_CHECKING:
             *("agent_model", "agent_artifact_id"),
         ),
         "The suite": ("suite", "fresh", "changed", "detach"),
-        "How it runs": (
-            *("max_parallel", "retry_infrastructure", "steps"),
-            *("env_file", "pass_env", "inherit_env", "host"),
-        ),
-        "What bounds it": ("task_timeout", "limit", "fail_fast", "max_failures", "max_cost"),
+        "How it runs": HOW_IT_RUNS,
+        "What bounds it": WHAT_BOUNDS_IT,
         "Results": ("results", "junit", "json"),
         "DTap directories and lists": (
             *("root", "env_config", "mcp_config", "task_command"),
@@ -138,10 +138,15 @@ def run(
     from perdure.cli.session import Call, run_suite
     from perdure.lists import ListOptions
     from perdure.messages import TaskOptions
-    from perdure.suite_input import check_id
+    from perdure.suite_input import check_id, check_trials
 
     if suite is not None:
         check_id("--suite", suite)
+    if fresh and changed:
+        raise OptionError(
+            f"--fresh starts the suite anew, and --changed {changed.value} goes on with what it "
+            "has done; give one of the two"
+        )
     bounded = bounds(
         max_parallel=max_parallel,
         retry_infrastructure=retry_infrastructure,
@@ -172,11 +177,15 @@ def run(
         skip_existing=skip_existing,
         agent_artifact_id=agent_artifact_id,
         agent_model=agent_model,
+        results=kept,
     )
-    wanted = Wanted(paths, seeds(seed), only, lists, options, dict(bounded["limits"] or {}), worker)
+    limits = dict(bounded["limits"] or {})
+    followed = None if fresh else suite
+    wanted = Wanted(paths, seeds(seed), only, lists, options, limits, worker, followed)
     tasks = load_checked(wanted)
+    check_trials("nothing was started", sum(repeats or loaded.task.repeats for loaded in tasks))
     check_results(kept, suite)
-    report = junit_path(junit)
+    report = junit_path(junit, detach=detach)
     if not tasks:
         raise typer.Exit(_nothing_to_run(suite, report, json=json))
     begin = _begin(tasks, suite, repeats, options, bounded, worker, fresh=fresh, changed=changed)

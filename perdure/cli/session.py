@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,22 @@ from perdure.cli.summary import print_summary, report_junit, status_of, tell_unw
 from perdure.client import Perdure, SuiteRun
 from perdure.config import Settings
 from perdure.errors import PerdureError
+from perdure.suite_input import suite_queue
 from perdure.workers import WorkerConfig
 
 SUCCEEDED, INTERRUPTED = 0, 130
+
+_IGNORED = {
+    "max_failures": ("--max-failures", "--fail-fast"),
+    "max_cost": ("--max-cost",),
+    "retry_infrastructure": ("--retry-infrastructure",),
+    "limits": ("--limit",),
+    "task_timeout": ("--task-timeout",),
+    "results_dir": ("--results",),
+}
+"""By `SuiteRun.ignored`: what an open suite does not heed, and a hint need not repeat."""
+_FLAGS = frozenset({"--fresh", "--detach", "--fail-fast"})
+"""Options that have no value."""
 
 Begin = Callable[[Perdure, Callable[[str], None]], Awaitable[SuiteRun]]
 """Starts or joins the suite; the second argument tells people notes on the way."""
@@ -51,7 +64,7 @@ async def run_suite(call: Call) -> int:
     session = _Session(call, display())
     try:
         async with asked_to_end(
-            session.leave_at_once, asking=(signal.SIGINT,), insisting=LEAVING
+            session.leave_at_once, asking=(signal.SIGINT,), insisting=(*LEAVING, signal.SIGQUIT)
         ) as asked:
             work = asyncio.create_task(session.run())
             first = asyncio.create_task(asked.event.wait())
@@ -74,6 +87,7 @@ class _Session:
         self._starting = False
         self._suite: SuiteRun | None = None
         self._asked = False
+        self._ended = False
         self._since = time.monotonic()
 
     def close(self) -> None:
@@ -90,9 +104,13 @@ class _Session:
                     "give them to `perdure worker`"
                 )
             suite = self._suite = await self._call.begin(perdure, self._shown.say)
-            self._shown.say(f"{_beginning(suite)} (run id {suite.run_id})")
+            told_below = self._call.detach and not self._call.json
+            run_id = "" if told_below else f" (run id {suite.run_id})"
+            self._shown.say(f"{_beginning(suite)}{run_id}")
             if self._call.detach:
                 return await self._detach(suite)
+            if suite.how == "attached":
+                self._shown.say(_ctrl_c(perdure, suite))
             watching = asyncio.create_task(watch(perdure, suite, self._shown))
             try:
                 await Following(suite, self._shown).until_closed()
@@ -123,9 +141,12 @@ class _Session:
         os._exit(INTERRUPTED)
 
     async def _tell_end(self, suite: SuiteRun, results: Path | None) -> int:
+        self._ended = True
         outcome = await suite.outcome()
         self._shown.close()
         took = None if suite.how == "finished" else time.monotonic() - self._since
+        if took is not None and suite.how == "attached":
+            took = max(took, time.time() - suite.started_at)  # it had been running before
         if self._call.json:
             emit_json(outcome)
         else:
@@ -153,11 +174,30 @@ class _Session:
 
     def _command(self) -> str:
         """The command that goes on with this suite."""
-        arguments = [a for a in sys.argv[1:] if a not in ("--fresh", "--detach")]
+        left_out = {"--fresh", "--detach", "--changed"}
+        if self._suite and not self._ended:
+            left_out.update(option for name in self._suite.ignored for option in _IGNORED[name])
+        arguments = without(sys.argv[1:], left_out)
         name = self._suite.suite if self._suite else self._call.suite
         if name and self._call.suite is None:
             arguments += ["--suite", name]
         return f"perdure {shlex.join(arguments)}"
+
+
+def without(arguments: Sequence[str], options: Collection[str]) -> list[str]:
+    """The arguments of a command without these options and their values."""
+    kept: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*kept, argument, *rest]
+        option, equals, _ = argument.partition("=")
+        if option not in options:
+            kept.append(argument)
+        elif not equals and option not in _FLAGS and rest:
+            rest.pop(0)
+    return kept
 
 
 def _results(perdure: Perdure, suite: SuiteRun) -> Path | None:
@@ -165,6 +205,15 @@ def _results(perdure: Perdure, suite: SuiteRun) -> Path | None:
     if not perdure.embedded:
         return None
     return Path(suite.definition.options.results_dir or perdure.settings.state.results)
+
+
+def _ctrl_c(perdure: Perdure, suite: SuiteRun) -> str:
+    """What a follower can do to the suite that others have started."""
+    queue = suite_queue(perdure.settings.queue, suite.suite)
+    told = "Ctrl-C cancels the suite, whoever has started it"
+    if not perdure.embedded or perdure.is_served_by_others(queue):
+        told += "; Ctrl-\\ leaves it running"
+    return told
 
 
 def _beginning(suite: SuiteRun) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.cli.console import emit, emit_json, emit_table, printable
 from perdure.cli.options import JsonOption, ResultsOption, RunArgument, results_dir
 from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    from perdure.client import Perdure
 
 
 def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = False) -> None:
@@ -38,7 +41,7 @@ def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = Fal
 
 
 async def _suite(suite: str, results: Path | None) -> tuple[dict[str, Any], Path | None]:
-    from perdure.cli.reading import outcome_on_disk, to_read
+    from perdure.cli.reading import outcome_on_disk, to_read, unknown_suite
     from perdure.results import suite_files
 
     unknown: PerdureError | None = None
@@ -53,11 +56,9 @@ async def _suite(suite: str, results: Path | None) -> tuple[dict[str, Any], Path
                 return await found.outcome(), files
             except UnknownSuite as error:
                 unknown = error  # its history may be gone, its files not
-        outcome = outcome_on_disk(root, suite)
+        outcome = outcome_on_disk(root, suite, results)
     if outcome is None:
-        raise unknown or PerdureError(
-            f"there is no suite {suite!r} in {root}; `perdure list` shows those there are"
-        )
+        raise unknown or unknown_suite(root, suite, results)
     return outcome, suite_files(root, suite).root
 
 
@@ -65,10 +66,9 @@ async def _run(
     suite: str, task_id: str, trial: int, results: Path | None
 ) -> tuple[dict[str, Any], Path | None]:
     """A run's record, and its directory of results if there is one."""
-    from perdure.cli.reading import Named, to_read
+    from perdure.cli.reading import Named, to_read, unknown_run
     from perdure.results import ResultsError, suite_files
 
-    unknown: PerdureError | None = None
     async with to_read(results) as (perdure, root):
         files = suite_files(root, suite)
         folder = files.trial(task_id, trial)
@@ -77,9 +77,11 @@ async def _run(
 
             try:
                 record = await perdure.run(f"{suite}/{task_id}/{trial}").record()
-            except UnknownRun as error:
-                unknown = error
+            except UnknownRun:  # its history may be gone, its files not
+                pass
             else:
+                files = suite_files(await _results_of(perdure, suite) or root, suite)
+                folder = files.trial(task_id, trial)
                 try:
                     kept = files.read_record(task_id, trial)
                 except ResultsError:
@@ -88,21 +90,31 @@ async def _run(
                 return record, folder if is_same else None
         kept = files.read_record(task_id, trial)
     if kept is None:
-        raise unknown or PerdureError(
-            f"there is no run {Named(suite, task_id, trial)} in {root}; `perdure list {suite}` "
-            "shows those there are"
-        )
+        raise unknown_run(root, Named(suite, task_id, trial), results)
     return kept, folder
+
+
+async def _results_of(perdure: Perdure, suite: str) -> Path | None:
+    """The directory of results that a suite was given; None if it was given none."""
+    from perdure.client import UnknownSuite
+
+    try:
+        kept = (await perdure.suite(suite)).definition.options.results_dir
+    except UnknownSuite:  # a task that was started by itself
+        return None
+    return Path(kept) if kept else None
 
 
 def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
     from perdure.cli.summary import pass_at_k_text, usage_text
-    from perdure.cli.tables import note_lines, runs_table, state_of, totals_line
+    from perdure.cli.tables import note_lines, runs_table, state_of, totals_line, unserved_line
 
     totals = outcome["totals"]
     emit(f"suite    {printable(outcome['suite'])}")
     emit(f"run id   {printable(outcome['run_id'])}")
     emit(f"state    {state_of(outcome)}")
+    if told := unserved_line(outcome):
+        emit(f"         {told}")
     if outcome["stopped"]:
         emit(f"stopped  {printable(outcome['stopped'], 1000)}")
     emit(f"totals   {totals_line(totals)}")
@@ -129,8 +141,9 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
     from perdure.cli.times import moment, span
 
     took = f" after {span(record['duration'])}" if record["duration"] is not None else ""
-    emit(f"run      {record['suite']}/{record['task_id']}/{record['trial']}")
-    emit(f"run id   {record['run_id']}")
+    run = f"{record['suite']}/{record['task_id']}/{record['trial']}"
+    emit(f"run      {printable(run)}")
+    emit(f"run id   {printable(record['run_id'])}")
     emit(f"state    {record['status']}{took}")
     emit(f"started  {moment(record['started_at'])}")
     if failure := record.get("failure"):
@@ -146,7 +159,7 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
     emit_table(steps_table(record))
     for failed in failed_attempts(record, files):
         emit("")
-        emit(f"{failed.step}, attempt {failed.attempt}: {printable(failed.message, 1000)}")
+        emit(printable(f"{failed.step}, attempt {failed.attempt}: {failed.message}", 1000))
         for line in failed.lines:
             emit(f"  | {line}")
     if artifacts := record.get("artifacts"):
@@ -155,7 +168,7 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
             left = "" if artifact["kept"] else "  (not kept)"
             emit(
                 f"artifact {printable(artifact['path'])}  {artifact['size_bytes']} bytes, "
-                f"of {artifact['step']}{left}"
+                f"of {printable(artifact['step'])}{left}"
             )
     if files or record["status"] in ("succeeded", "failed", "cancelled"):
         emit("")
@@ -183,6 +196,10 @@ def _rows(task: dict[str, Any], suite_status: str) -> list[dict[str, Any]]:
         if task["status"] in ("running", "pending", "not_run"):
             status = task["status"]
         name = f"{task['id']} ({left} {'more' if rows else 'trials'})" if left > 1 else task["id"]
-        open_row = {"run": name, "trial": None, "status": status, "duration": None}
+        trial = None
+        if left == 1 and rows:
+            (trial,) = set(range(1, task["repeats"] + 1)) - {row["trial"] for row in rows}
+            name = trial_name(task, {"trial": trial})
+        open_row = {"run": name, "trial": trial, "status": status, "duration": None}
         rows.append({**open_row, "started_at": None, "failure": None})
     return rows

@@ -59,6 +59,12 @@ def suite(
     """
     from perdure.suite_input import check_id
 
+    if "/" in suite:
+        name, _, run = suite.partition("/")
+        raise OptionError(
+            f"{suite!r} names a run, and `perdure suite` is about suites: {name}; "
+            f"the run is shown by: perdure show {name}/{run}"
+        )
     check_id("SUITE", suite)
     _check_action(suite, action, task)
     kept = results_dir(results)
@@ -128,12 +134,13 @@ async def _totals(suite: str, results: Path | None) -> dict[str, Any]:
 
     From the server, else from files of results; from these alone if their directory is named.
     """
-    from perdure.cli.reading import server_to_read
+    from perdure.cli.reading import server_to_read, unknown_suite
     from perdure.client import UnknownSuite
     from perdure.config import Settings
 
     settings = Settings.from_env()
-    unknown = PerdureError(f"there is no suite {suite!r}; `perdure list` shows those there are")
+    root = results or settings.state.results
+    unknown: PerdureError = unknown_suite(root, suite, results)
     if results is None:
         async with server_to_read(settings) as perdure:
             try:
@@ -141,10 +148,10 @@ async def _totals(suite: str, results: Path | None) -> dict[str, Any]:
                     return await _totals_of(await perdure.suite(suite))
             except UnknownSuite as error:
                 unknown = error
-    found = await asyncio.to_thread(_stored, results or settings.state.results, suite, results)
+    found = await asyncio.to_thread(_stored, root, suite, results)
     if found is None:
         raise unknown
-    return _head(found, None)
+    return {**_head(found, None), "served": None}
 
 
 async def _totals_of(run: SuiteRun) -> dict[str, Any]:
@@ -153,12 +160,12 @@ async def _totals_of(run: SuiteRun) -> dict[str, Any]:
 
 
 def _stored(directory: Path, suite: str, named: Path | None) -> dict[str, Any] | None:
-    from perdure.stored_results import require_results, stored_suite
+    from perdure.cli.reading import outcome_on_disk
+    from perdure.stored_results import require_results
 
     if named:
         require_results(named)
-    found = stored_suite(directory, suite)
-    return found.document if found else None
+    return outcome_on_disk(directory, suite, named)
 
 
 def _head(outcome: dict[str, Any], max_parallel: int | None) -> dict[str, Any]:
@@ -168,7 +175,7 @@ def _head(outcome: dict[str, Any], max_parallel: int | None) -> dict[str, Any]:
 
 def _show(head: dict[str, Any], *, json: bool) -> None:
     from perdure.cli.summary import closing_lines
-    from perdure.cli.tables import totals_line
+    from perdure.cli.tables import totals_line, unserved_line
 
     if json:
         emit_json(head)
@@ -176,12 +183,16 @@ def _show(head: dict[str, Any], *, json: bool) -> None:
     emit(f"suite {printable(head['suite'])}: {_state(head)}")
     for line in [totals_line(head["totals"]), *closing_lines(head)]:
         emit(line)
+    if told := unserved_line(head):
+        emit(told)
 
 
 def _state(head: dict[str, Any]) -> str:
     """`running, 5 at once`, `running, paused`, `failed`."""
     parts = [head["status"]]
     if head["status"] == "running":
+        if head.get("served") is False:
+            parts = ["open, but no worker serves it"]
         if head.get("max_parallel"):
             parts.append(f"{head['max_parallel']} at once")
         if head["paused"]:

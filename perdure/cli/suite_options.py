@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.options import FLAG, OptionError, env_file_path, host_name, variable_names
+from perdure.cli.options import (
+    FLAG,
+    OptionError,
+    env_file_path,
+    host_name,
+    path_of,
+    variable_names,
+)
 
 if TYPE_CHECKING:
     from perdure.suite_settings import BoundSettings
@@ -70,6 +77,7 @@ RepeatsOption = Annotated[
         "--repeats",
         metavar="K",
         min=1,
+        max=100_000,
         help="Trials of each task, over what its document says; gives pass@1 to pass@K.",
         show_default=False,
     ),
@@ -107,6 +115,13 @@ AgentArtifactOption = Annotated[
 ]
 
 # --- How it runs, and what bounds it ----------------------------------------------------------
+
+HOW_IT_RUNS = (
+    *("max_parallel", "retry_infrastructure", "steps"),
+    *("env_file", "pass_env", "inherit_env", "host"),
+)
+WHAT_BOUNDS_IT = ("task_timeout", "limit", "fail_fast", "max_failures", "max_cost")
+"""Parameters, for the panels of a command's help."""
 
 MaxParallelOption = Annotated[
     int | None,
@@ -182,6 +197,7 @@ JunitOption = Annotated[
     typer.Option(
         "--junit",
         metavar="FILE",
+        parser=path_of,
         help="At the end, write the results to FILE as JUnit XML.",
         show_default=False,
     ),
@@ -230,6 +246,12 @@ def bounds(
 
     if fail_fast and max_failures is not None:
         raise OptionError("--fail-fast is --max-failures 1; give one of the two")
+    for option, number, low in (
+        ("--max-parallel", max_parallel, 1),
+        ("--retry-infrastructure", retry_infrastructure, 0),
+    ):
+        if number is not None:
+            values.count(option, number, low)
     values.failures("--max-failures", max_failures)
     values.cost("--max-cost", max_cost)
     values.seconds("--task-timeout", task_timeout)
@@ -261,12 +283,18 @@ def limits(given: Iterable[str]) -> dict[str, int]:
     return slots("--limit", found)
 
 
-def junit_path(path: Path | None) -> Path | None:
+def junit_path(path: Path | None, *, detach: bool = False) -> Path | None:
     """What `--junit` names; hours later is too late to find that it cannot be written.
 
-    Raises JUnitError.
+    Raises JUnitError, and OptionError with `detach`: then nobody is there at the end to write it.
     """
     if path is not None:
+        if detach:
+            raise OptionError(
+                "--junit is written by the command that sees the suite end, and --detach does not "
+                "wait for that; leave it out here, and give it to the `perdure run` that follows "
+                "the suite"
+            )
         from perdure.junit import check_junit
 
         check_junit(path)

@@ -14,6 +14,12 @@ SUCCEEDED, SOME_FAILED, NOT_WRITTEN = 0, 1, 2
 
 SHOWN_UNWRITTEN = 5
 
+_LARGER = {
+    "max_cost": " --max-cost X, with a larger X",
+    "max_failures": " --max-failures N, with a larger N",
+}
+"""What `retry` needs beside the suite's name: the bound that was hit would be hit again."""
+
 
 def print_summary(outcome: dict[str, Any], took: float | None) -> None:
     """Print every failure, what was not run and why, usage, pass@k and the totals.
@@ -52,7 +58,7 @@ def _stop(outcome: dict[str, Any]) -> list[str]:
         return [f"stopping: {reason}; nothing more is started, running tasks end by themselves"]
     if not outcome["totals"]["not_run"]:
         return []
-    more = " --max-cost X, with a larger X" if "max_cost" in reason else ""
+    more = next((more for bound, more in _LARGER.items() if f"({bound}: " in reason), "")
     return [f"stopped: {reason}; run the rest with: perdure retry {suite}{more}"]
 
 
@@ -62,11 +68,23 @@ def usage_text(usage: Mapping[str, float]) -> str:
 
 
 def pass_at_k_text(outcome: dict[str, Any]) -> str:
-    """`pass@1 0.500, pass@2 0.667`; empty for a suite of single trials."""
+    """`pass@1 0.500, pass@2 0.667`, for round k and the largest; empty for single trials."""
     estimates = outcome["pass_at_k"]
     if len(estimates) < 2:
         return ""
-    return ", ".join(f"pass@{k} {chance:.3f}" for k, chance in estimates.items())
+    largest = max(map(int, estimates))
+    return ", ".join(
+        f"pass@{k} {chance:.3f}"
+        for k, chance in estimates.items()
+        if int(k) == largest or _is_round(int(k))
+    )
+
+
+def _is_round(k: int) -> bool:
+    """1, 2, 5, 10, 25, 50, 100, 250, ..."""
+    while k >= 100 and k % 10 == 0:
+        k //= 10
+    return k in (1, 2, 5, 10, 25, 50)
 
 
 def status_of(outcome: dict[str, Any]) -> int:

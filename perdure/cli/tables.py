@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perdure import names
 from perdure.cli.console import printable
 from perdure.cli.times import moment, span
 from perdure.outcome import trials_of
@@ -22,6 +24,7 @@ STYLES = {
     "interrupted": "yellow",
     "stopping": "yellow",
     "paused": "yellow",
+    "no worker": "red",
     "running": "cyan",
     "waiting": "cyan",
 }
@@ -42,6 +45,7 @@ __all__ = [
     "totals_line",
     "trial_name",
     "trials_of",
+    "unserved_line",
 ]
 
 
@@ -66,16 +70,29 @@ def state(status: str) -> Text:
     """A state in its colour."""
     from rich.text import Text
 
-    return Text(status, style=STYLES.get(status, ""), no_wrap=True)
+    return Text(printable(status), style=STYLES.get(status, ""), no_wrap=True)
 
 
 def state_of(suite: Mapping[str, Any]) -> str:
-    """What a suite is at: its status, and while it is open also `paused` or `stopping`."""
+    """What a suite is at: its status; while it is open also `no worker`, `paused`, `stopping`."""
     if suite["status"] != "running":
         return str(suite["status"])
+    if suite.get("served") is False:
+        return "no worker"
     if suite.get("stopped"):
         return "stopping"
     return "paused" if suite.get("paused") else "running"
+
+
+def unserved_line(suite: Mapping[str, Any]) -> str | None:
+    """How to go on with a suite that is open and that nobody works on; None if that is not so."""
+    if suite["status"] != "running" or suite.get("served") is not False:
+        return None
+    name = printable(suite["suite"])
+    return (
+        f"no worker serves suite {name}: what ran it has ended or was killed; "
+        f"go on with: perdure retry {name}, or end it with: perdure cancel {name}"
+    )
 
 
 def suites_table(suites: Iterable[dict[str, Any]]) -> Table:
@@ -84,23 +101,23 @@ def suites_table(suites: Iterable[dict[str, Any]]) -> Table:
     rare = (("RUNNING", "running"), ("WAITING", "pending"), ("NOT RUN", "not_run"))
     columns = [(title, key) for title, key in rare if any(s["totals"].get(key) for s in shown)]
     stops = any(suite.get("stopped") for suite in shown)
+    kinds = [_kinds(suite["totals"]) for suite in shown]
     made = table(
         "SUITE", "STATE", ("TASKS", "right"), ("OK", "right"), ("FAILED", "right"),
         ("CANCELLED", "right"), *((title, "right") for title, _ in columns), "STARTED",
-        *(["STOPPED"] if stops else []),
+        *(["KINDS"] if any(kinds) else []), *(["STOPPED"] if stops else []),
     )  # fmt: skip
-    for suite in shown:
+    for suite, told in zip(shown, kinds, strict=True):
         totals = suite["totals"]
-        counts = (_number(totals.get(key)) for key in ("total", "succeeded"))
-        failed = "" if totals.get("failed") is None else failed_text(totals)
+        counts = (_number(totals.get(key)) for key in ("total", "succeeded", "failed"))
         others = (_number(totals.get(key)) for key in ("cancelled", *(key for _, key in columns)))
         made.add_row(
             printable(suite["suite"]),
             state(state_of(suite)),
             *counts,
-            failed,
             *others,
             moment(suite["started_at"]),
+            *([told] if any(kinds) else []),
             *([printable(suite.get("stopped"), REASON_CHARACTERS)] if stops else []),
         )
     return made
@@ -132,13 +149,22 @@ def steps_table(record: dict[str, Any]) -> Table:
     for step in record["steps"]:
         made.add_row(
             printable(step["id"]),
-            step["type"],
+            printable(step["type"]),
             state(step["status"]),
             str(len(step["attempts"])) if step["attempts"] else "",
-            span(step["duration"]) if step["attempts"] else "",
+            span(_so_far(step)) if step["attempts"] else "",
             printable(last_failure(step["attempts"]), REASON_CHARACTERS),
         )
     return made
+
+
+def _so_far(step: Mapping[str, Any]) -> float:
+    """How long a step took, with the attempt that is under way."""
+    last = step["attempts"][-1]
+    started = last.get("started_at")
+    if step["status"] != "running" or last.get("ended_at") or not started:
+        return float(step["duration"])
+    return float(step["duration"]) + max(0.0, time.time() - float(started))
 
 
 def failures_table(outcome: dict[str, Any]) -> Table | None:
@@ -164,8 +190,8 @@ def kind_name(kind: str | None) -> str:
 
 
 def trial_name(task: dict[str, Any], trial: dict[str, Any]) -> str:
-    """A task's id, with the trial if it is not the first."""
-    return str(task["id"]) if trial["trial"] == 1 else f"{task['id']}/{trial['trial']}"
+    """What people call a trial of a suite's document."""
+    return names.trial_name(task["id"], trial["trial"], several=task["repeats"] > 1)
 
 
 def note_lines(outcome: dict[str, Any], *, unwritten: bool = True) -> list[str]:
@@ -201,9 +227,16 @@ def totals_line(totals: Mapping[str, Any]) -> str:
 
 def failed_text(totals: Mapping[str, Any]) -> str:
     """`4 (3 task, 1 timeout)`; the number alone where all failed by their task's own fault."""
+    told = _kinds(totals)
+    return f"{totals['failed']} ({told})" if told else str(totals["failed"])
+
+
+def _kinds(totals: Mapping[str, Any]) -> str:
+    """`3 task, 1 timeout`; empty where nothing failed but by its task's own fault."""
     kinds = totals.get("failed_by_kind") or {}
-    told = ", ".join(f"{count} {kind_name(kind)}" for kind, count in kinds.items())
-    return f"{totals['failed']} ({told})" if set(kinds) - {"task"} else str(totals["failed"])
+    if not set(kinds) - {"task"}:
+        return ""
+    return ", ".join(f"{count} {kind_name(kind)}" for kind, count in kinds.items())
 
 
 def _number(value: int | None) -> str:

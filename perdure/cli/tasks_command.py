@@ -34,7 +34,7 @@ def put(paths: PathsArgument, steps: StepsOption = [], json: JsonOption = False)
     The documents are checked as `perdure validate` does; if anything is wrong with one of them,
     none is stored. Scripts go into the store with their tasks, so that a version stays what it is.
     """
-    from perdure.document_problems import InvalidDocuments
+    from perdure.document_problems import InvalidDocuments, problem_lines
     from perdure.steps import load_step_modules
     from perdure.stored_tasks import load_to_store, store_tasks
 
@@ -46,8 +46,8 @@ def put(paths: PathsArgument, steps: StepsOption = [], json: JsonOption = False)
     try:
         stored = store_tasks(store, documents)
     except InvalidDocuments as error:
-        for problem in error.problems:
-            say(str(problem))
+        for problem in problem_lines(error.problems):
+            say(problem)
         say("nothing was stored")
         raise typer.Exit(BAD_INPUT) from None
     if json:
@@ -156,14 +156,14 @@ def _store() -> TaskStore:
 
 
 def _summary(task: StoredTask) -> dict[str, Any]:
-    metadata = task.document.get("metadata") or {}
+    steps = task.document.get("steps")
     return {
         "id": task.id,
         "version": task.version,
         "source": task.name,
-        "type": metadata.get("type", "task"),
+        "type": task.metadata.get("type", "task"),
         "project_id": task.document.get("project_id"),
-        "steps": len(task.document["steps"]),
+        "steps": len(steps) if isinstance(steps, list) else 0,
         "stored_at": task.stored_at,
     }
 

@@ -23,17 +23,22 @@ def span(seconds: float | None) -> str:
 
 def moment(seconds: float | None) -> str:
     """A point in time, in the reader's own zone: `2025-03-01 14:05:09`."""
-    if not seconds:
-        return ""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return _local("%Y-%m-%d %H:%M:%S", seconds) if seconds else ""
 
 
 def time_of_day(seconds: float) -> str:
     """A point in time as a clock shows it, in the reader's own zone: `14:05:09`."""
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+    return _local("%H:%M:%S", seconds)
 
 
 def number(value: float) -> str:
     """A sum without the noise of binary fractions: `1.25`, `4,100`."""
     text = f"{value:,.4f}" if abs(value) < 1e15 else f"{value:.6g}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _local(form: str, seconds: float) -> str:
+    try:
+        return time.strftime(form, time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # no time of any calendar
+        return "?"

@@ -118,7 +118,7 @@ def worker(
     import worker as wiring
     from activities.secrets import WorkerEnvironment
     from perdure.config import Settings
-    from perdure.names import shared_queue
+    from perdure.names import DEFAULT_QUEUE, shared_queue
     from perdure.steps import load_step_modules
 
     wiring.check_packages()
@@ -134,8 +134,8 @@ def worker(
         host=call.host,
         runs=settings.state.runs,
         results=settings.state.results,
-        # Of the settings, not of --queue: all suites of a server share it.
-        shared_queue=shared_queue(settings.queue),
+        # Not of --queue or PERDURE_QUEUE: whoever uses a namespace shares its limits.
+        shared_queue=shared_queue(DEFAULT_QUEUE),
         environment=WorkerEnvironment(
             pass_env=tuple(names), inherit_env=inherit_env, env_file=values
         ),
@@ -186,6 +186,7 @@ class _Serving:
         self._asked = asked
         self._server = server
         self._has_parent = call.exit_with_parent
+        self._left = False
         self._ready = _Ready(call.ready_fd)
 
     async def until_asked(self) -> None:
@@ -194,9 +195,14 @@ class _Serving:
             await self._serve()
         if parent:
             parent.cancel()
+        if self._left:
+            from perdure.workers import forget_left
+
+            forget_left(self._settings.state, self._options.queue, os.getpid())
 
     async def _serve(self) -> None:
         """Serve until asked to end, or until the embedded server has another address."""
+        from perdure.cli.vacancy import Vacancy
         from perdure.connection import connect
         from perdure.storage import check_blob_dir
         from worker import serving
@@ -209,12 +215,16 @@ class _Serving:
         async with serving(client, options):
             _log.info("serving queue %s of %s as host %s", options.queue, where, options.host)
             self._ready.tell()
+            vacancy = Vacancy(client, options.queue)
             while not await self._asked.within(LOOK_SECONDS):
                 # A parent looks after the server itself.
                 if self._server and not self._has_parent:
                     await self._look_after(self._server)
                     if self._server.address != address:
                         return
+                if self._left and await vacancy.is_certain():
+                    _log.info("nothing on the queue is open any more")
+                    self._asked.event.set()
             _log.info("stopping; running steps have %.0f s", options.drain.total_seconds())
             _end_by_force_after(LEAVE_SECONDS)
 
@@ -231,7 +241,8 @@ class _Serving:
     async def _heed_parent(self) -> None:
         """Read what the parent says on stdin; at its end, this worker ends.
 
-        Unless it said `stay`: then this worker is on its own from there on.
+        Unless it said `stay`: then this worker is on its own from there on, and ends once nothing
+        on its queue is open any more.
         """
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -246,7 +257,7 @@ class _Serving:
         try:
             while line := await reader.readline():
                 if line.strip() == _STAY:
-                    self._has_parent = False
+                    self._has_parent, self._left = False, True
                     _log.info("left behind to go on alone")
                     return
             _log.info("the command that started this worker has ended")

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from perdure.core.suite_order import PRIORITIES
 from perdure.messages import Holder, SlotGrant, SlotRequest
 
 OVERTAKES_PER_SLOT = 4
@@ -26,8 +27,6 @@ OVERTAKES_AT_MOST = 1_000
 REMEMBERED_RELEASES = 500
 """Of ids that were given back: a request that arrives after its release makes no ghost. One that
 comes later still is granted to somebody who does not know it, and who gives it back."""
-
-PRIORITIES = ("critical", "high", "medium", "low")
 
 
 @dataclass

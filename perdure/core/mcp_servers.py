@@ -15,6 +15,7 @@ _SERVER_KEYS = (
     *("name", "description", "path", "enabled", "port", "environment", "env"),
     *("transport", "command", "args", "url", "headers", "cwd", "timeout"),
 )
+_QUOTE_IT = "write its name in quotes"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _counting(server: Any, at: Place, warnings: Place) -> str | None:
     if enabled is not None and not isinstance(enabled, bool):
         (at / "enabled").refuse(f"{shown(enabled)} is not true or false", "write true or false")
     if name is not None and not isinstance(name, str):
-        (at / "name").refuse(f"{shown(name)} is not text", f'quote it: "{shown(name)}"')
+        (at / "name").refuse(f"{shown(name)} is not text", _QUOTE_IT)
         return None
     if enabled is False:
         return None
@@ -149,8 +150,10 @@ def _name_of(server: Any, at: Place) -> str | None:
         return None
     name = server.get("name")
     if not isinstance(name, str) or not name.strip():
-        given = "has no name" if name is None or name == "" else f"{shown(name)} is not text"
-        (at / "name").refuse(given, "name the server as the tasks' config.yaml do")
+        if name is None or isinstance(name, str):
+            (at / "name").refuse("has no name", "name the server as the tasks' config.yaml do")
+        else:
+            (at / "name").refuse(f"{shown(name)} is not text", _QUOTE_IT)
         return None
     return name.strip().lower()
 

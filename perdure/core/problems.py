@@ -46,7 +46,7 @@ class InvalidTask(PerdureError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would make it slower: each value has one
 class Place:
     """A place in a document that is being checked; collects what is wrong there."""
 

@@ -3,9 +3,8 @@
 `TaskRun` takes events (an outcome, a lost worker, a cancel) and answers with dispatches. It has no
 clock: `now` is seconds since 1970, handed in. The workflow around it only carries its decisions.
 
-A step that takes a slot of a named limit waits for it before each attempt: the run says which
-requests to send (`take_asks`), hears of grants (`grant`) and says what to give back
-(`take_releases`). While nothing else of the task runs, its clock stands still.
+What is known of a run lies in `perdure.core.run_state`; how its steps wait for slots of named
+limits is the concern of `perdure.core.run_queues`.
 
 Three counters of attempts are kept apart: application failures against the step's `retry`, worker
 losses against `max_worker_losses`, rollbacks against `retry_config`. (Temporal has one counter
@@ -14,32 +13,22 @@ for all of them, so step activities are scheduled with a single attempt.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from perdure.core.graph import Frontier, Graph
-from perdure.core.journal import SCHEDULER, Entry, Journal
-from perdure.core.record import Attempt, StepRecord, summed
-from perdure.core.run_context import RunContext, first_context
-from perdure.core.run_record import failed_step, instance_id, record_of
-from perdure.core.run_slots import RunSlots
+from perdure.core.journal import SCHEDULER, Entry
+from perdure.core.record import Attempt, StepRecord
+from perdure.core.run_queues import QueuedRun
+from perdure.core.run_record import failed_step, instance_id
 from perdure.core.run_start import BadRange, BadStart, UnknownLimit, check_limits, check_range
-from perdure.core.task import Step, Task
-from perdure.messages import (
-    ContextDiffs,
-    ContextRequest,
-    FailureKind,
-    RunRef,
-    SlotGrant,
-    SlotRelease,
-    SlotRequest,
-    StepFailure,
-    StepOutcome,
-    TaskInput,
-)
+from perdure.core.run_state import RunFailure, RunStatus
+from perdure.core.task import Step
+from perdure.messages import StepFailure, StepOutcome
 
 __all__ = [
+    "EVENT_TYPES",
     "TASK_TIMEOUT",
     "WORKER_LOST",
     "BadRange",
@@ -59,7 +48,16 @@ WORKER_LOST = "WorkerLost"
 """Type of the failure of a step whose worker was lost too often."""
 TASK_TIMEOUT = "TaskTimeout"
 
-RunStatus = Literal["running", "succeeded", "failed", "cancelled"]
+EVENT_TYPES = (
+    *("task.started", "task.cancelling", "task.timed_out"),
+    *("task.completed", "task.failed", "task.cancelled"),
+    *("step.waiting", "step.started", "step.completed", "step.failed"),
+    *("step.retry_scheduled", "step.lost", "step.interrupted", "step.cancelled"),
+)
+"""Of a run's events."""
+
+_SERVERS_WORDS = re.compile(r"^Cancel requested by workflow with run id \S+( with reason: )?")
+"""What a server puts before a suite's own reason (server 1.32)."""
 
 
 @dataclass(frozen=True)
@@ -75,97 +73,8 @@ class Dispatch:
     lost_attempts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class RunFailure:
-    """Why a run did not succeed: the first fatal error (T22)."""
-
-    step: str | None
-    message: str
-    type: str
-    kind: FailureKind
-
-
-class TaskRun:
-    """The state of one run and the rules that move it."""
-
-    def __init__(
-        self,
-        task: Task,
-        run: RunRef,
-        *,
-        now: float,
-        seed: dict[str, Any] | None = None,
-        metadata: dict[str, Any] | None = None,
-        agent_model: str | None = None,
-        agent_artifact_id: str | None = None,
-        start_step: int = 0,
-        end_step: int | None = None,
-        limits: Mapping[str, int] | None = None,
-        timeout_seconds: float | None = None,
-    ) -> None:
-        """Begin a run of `task` at `now`.
-
-        `limits`: slots by the limits' names. `timeout_seconds`: an upper bound of the task's own.
-        Raises BadRange if `start_step` or `end_step` lies outside the task, and UnknownLimit if a
-        step in that range takes a slot of a limit that is not among the `limits`.
-        """
-        total = len(task.steps)
-        check_range(total, start_step, end_step)
-        check_limits((step.body for step in task.steps[start_step:end_step]), limits or {})
-        self.task = task
-        self.run = run
-        self.started_at = now
-        self.ended_at: float | None = None
-        self.epoch = 0
-        self.rev = 0
-        self.start_step = start_step
-        self.end_step = total if end_step is None else end_step
-        self.failure: RunFailure | None = None
-        self.cancelled: str | None = None
-        bounds = [s for s in (task.timeout_seconds, timeout_seconds) if s is not None]
-        self.timeout_seconds = min(bounds, default=None)
-        """Of the task's own limit and the one it was started with, the shorter."""
-        self.events: list[dict[str, Any]] = []
-        self._graph = Graph.of(task.steps)
-        self._steps = {s.id: StepRecord(s.id, s.type) for s in task.steps}
-        self._completed: list[str] = []
-        for step in task.steps[:start_step]:  # T15: as done, and recorded from the start
-            self._steps[step.id].status = "succeeded"
-            self._completed.append(step.id)
-        begun = first_context(task, run, seed, metadata, agent_model, agent_artifact_id)
-        self._context = RunContext(Journal(begun))
-        self._frontier = Frontier(self._graph, self._completed, self.end_step)
-        self._running: dict[str, Attempt] = {}
-        self._waiting: list[str] = []
-        self._slots: RunSlots | None = None
-        """None where no step takes a slot: then nothing below costs anything."""
-        if limits and any(step.limit for step in task.steps):
-            self._slots = RunSlots(run, limits, task.priority)
-        self._note("task.started", now)
-
-    @classmethod
-    def of(cls, start: TaskInput, run: RunRef, now: float) -> TaskRun:
-        """The run that was asked for, begun at `now`, or gone on with where it was.
-
-        Raises as the constructor.
-        """
-        options = start.options
-        made = cls(
-            Task.from_dict(start.task),
-            run,
-            now=now,
-            seed=start.seed,
-            metadata=start.metadata,
-            agent_model=options.agent_model,
-            agent_artifact_id=options.agent_artifact_id,
-            start_step=options.start_step,
-            end_step=options.end_step,
-            limits=options.limits,
-            timeout_seconds=options.task_timeout_seconds,
-        )
-        if start.state:
-            made.restore(start.state["run"])
-        return made
+class TaskRun(QueuedRun):
+    """One run, and the rules that move it."""
 
     # --- What is to be done -----------------------------------------------------------------
 
@@ -189,32 +98,6 @@ class TaskRun:
         """When the next delayed attempt is due; None if none waits."""
         times = [self._steps[s].not_before or 0.0 for s in self._waiting]
         return None if self.halted or not times else min(times)
-
-    @property
-    def halted(self) -> bool:
-        """True when nothing new is started: a fatal failure, a cancel or the task's time limit."""
-        return self.failure is not None or self.cancelled is not None
-
-    @property
-    def over(self) -> bool:
-        """True when nothing runs any more and nothing is to be started."""
-        if self._running:
-            return False
-        return self.halted or len(self._completed) >= self.end_step
-
-    @property
-    def running(self) -> list[str]:
-        """Ids of the steps under way, in step order."""
-        return sorted(self._running, key=self._graph.index)
-
-    @property
-    def status(self) -> RunStatus:
-        """`running` until the run is over."""
-        if not self.over:
-            return "running"
-        if self.failure:
-            return "failed"
-        return "cancelled" if self.cancelled is not None else "succeeded"
 
     # --- What happened ----------------------------------------------------------------------
 
@@ -253,7 +136,7 @@ class TaskRun:
             record.status = "cancelled"
             return
         lost = StepFailure(
-            message=f"its worker was lost {record.losses} times "
+            message=f"its worker was lost {_times(record.losses)} "
             f"(max_worker_losses: {step.max_worker_losses})",
             type=WORKER_LOST,
             kind="infrastructure",
@@ -283,8 +166,8 @@ class TaskRun:
     def cancel(self, reason: str, now: float) -> None:
         """Start nothing more; what runs is cancelled by the workflow and reports back (T24)."""
         if self.cancelled is None:
-            self.cancelled = reason
-            self._note("task.cancelling", now, reason=reason)
+            self.cancelled = _SERVERS_WORDS.sub("", reason) or "cancelled"
+            self._note("task.cancelling", now, reason=self.cancelled)
             self._leave_queues(now)
 
     def time_out(self, limit_seconds: float, now: float) -> None:
@@ -306,149 +189,6 @@ class TaskRun:
                 record.status = "not_run"
         self._note(f"task.{'completed' if self.status == 'succeeded' else self.status}", now)
 
-    # --- Slots of named limits, and the clock that waits for them ---------------------------
-
-    def grant(self, grant: SlotGrant) -> bool:
-        """Take a slot for the step that waits for it; True if one does.
-
-        A slot that nobody here waits for any more is given back.
-        """
-        slots = self._slots
-        if slots is None:
-            # No step takes slots: it is meant for an earlier run of the same id.
-            self._slots = slots = RunSlots(self.run, {}, self.task.priority)
-        return slots.grant(grant.limit, grant.request_id)
-
-    def take_asks(self) -> list[SlotRequest]:
-        """The requests for slots to send, each handed out once."""
-        return self._slots.take_asks() if self._slots else []
-
-    def take_releases(self) -> list[SlotRelease]:
-        """The slots to give back and the queues to leave, each handed out once."""
-        return self._slots.take_releases() if self._slots else []
-
-    @property
-    def open_requests(self) -> list[SlotRequest]:
-        """What was asked and has not been granted yet."""
-        return self._slots.requests if self._slots else []
-
-    @property
-    def deadline(self) -> float | None:
-        """When the task's time is up, as of now.
-
-        None without a limit, and while the clock stands still: nothing runs, and something waits
-        for a slot.
-        """
-        still = self._slots.still_seconds if self._slots else 0.0
-        if self.timeout_seconds is None or still is None:
-            return None
-        return self.started_at + self.timeout_seconds + still
-
-    # --- What can be seen -------------------------------------------------------------------
-
-    @property
-    def context(self) -> dict[str, Any]:
-        """The context as of now; treat it as read-only."""
-        return self._context.value
-
-    @property
-    def context_bytes(self) -> int:
-        """An upper bound of the context's size as JSON, kept without walking it again."""
-        return self._context.size_bytes
-
-    @property
-    def version(self) -> int:
-        """Number of diffs applied in this epoch."""
-        return self._context.version
-
-    def diffs(self, request: ContextRequest) -> ContextDiffs:
-        """What a worker's copy of the context lacks."""
-        if request.epoch != self.epoch:
-            return ContextDiffs(stale=True)
-        return self._context.diffs(request)
-
-    @property
-    def completed(self) -> int:
-        """Steps that are done, tolerated failures among them (T21)."""
-        return len(self._completed)
-
-    @property
-    def attempts(self) -> int:
-        """Attempts made so far, over all steps."""
-        return sum(len(r.attempts) for r in self._steps.values())
-
-    @property
-    def duration_seconds(self) -> float | None:
-        """Wall time from start to end; None while it runs."""
-        return None if self.ended_at is None else round(self.ended_at - self.started_at, 3)
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """What all attempts together reported."""
-        return summed([a.usage for r in self._steps.values() for a in r.attempts])
-
-    def progress(self) -> dict[str, Any]:
-        """A short state: for a line on a terminal.
-
-        `waiting` holds the steps that wait for the delay before their next attempt or for a slot;
-        `waiting_for` the latter alone, each with the name of its limit.
-        """
-        slots = self._slots.waiting if self._slots else {}
-        return {
-            "status": self.status,
-            "completed": self.completed,
-            "total": self.end_step,
-            "running": self.running,
-            "waiting": [*self._waiting, *slots],
-            "waiting_for": slots,
-        }
-
-    def record(self) -> dict[str, Any]:
-        """Everything about the run, as `show --json` prints it (T48)."""
-        return record_of(self, self._steps, self._completed)
-
-    # --- Over a continue-as-new -------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a restored run needs; only while nothing runs, or is left to be sent."""
-        return {
-            "started_at": self.started_at,
-            "epoch": self.epoch,
-            "rev": self.rev,
-            "failure": asdict(self.failure) if self.failure else None,
-            "cancelled": self.cancelled,
-            "completed": self._completed,
-            "waiting": self._waiting,
-            "steps": {
-                s: r.to_state()
-                for s, r in self._steps.items()
-                if r.attempts or r.status == "waiting"
-            },
-            "journal": self._context.state(),
-            "events": self.events,
-            "slots": self._slots.state() if self._slots else None,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, taken from a run of the same task and range."""
-        self.started_at = state["started_at"]
-        self.epoch = state["epoch"]
-        self.rev = state["rev"]
-        self.failure = RunFailure(**state["failure"]) if state["failure"] else None
-        self.cancelled = state["cancelled"]
-        self._completed = list(state["completed"])
-        self._waiting = list(state["waiting"])
-        for step_id, known in state["steps"].items():
-            self._steps[step_id].restore(known)
-        self._context = RunContext.from_state(state["journal"])
-        self._frontier = Frontier(self._graph, self._completed, self.end_step)
-        known_waiting = set(self._waiting)
-        if self._slots and state.get("slots"):
-            self._slots.restore(state["slots"])
-            known_waiting |= {*self._slots.waiting, *self._slots.granted}
-        self._waiting += [s for s in self._frontier.take_ready() if s not in known_waiting]
-        self.events = list(state["events"])
-
     # --- Inside -----------------------------------------------------------------------------
 
     def _dispatch(self, step_id: str, now: float) -> Dispatch:
@@ -463,36 +203,6 @@ class TaskRun:
         return Dispatch(
             self.task.steps[index], index, attempt.number, self.epoch, self.version, lost
         )
-
-    def _with_slots(self, slots: RunSlots, ready: list[str], now: float) -> list[str]:
-        """Those of the ready steps that need no slot, and those whose slots have come."""
-        starting = [s for s in slots.granted if s not in self._running]
-        for step_id in starting:
-            self._steps[step_id].waited += slots.waited(step_id, now)
-        for step_id in ready:
-            record = self._steps[step_id]
-            limit = self.task.steps[self._graph.index(step_id)].limit
-            if limit is None:
-                starting.append(step_id)
-                continue
-            attempt = f"{step_id}#{self.epoch}.{len(record.attempts) + 1}"
-            slots.ask(step_id, limit, attempt, now)
-            record.status, record.not_before = "waiting", None
-            self._note("step.waiting", now, step=step_id, limit=limit)
-        return sorted(starting, key=self._graph.index)
-
-    def _leave_queues(self, now: float) -> None:
-        """Give back every slot that no running attempt holds, and wait for no more."""
-        if self._slots:
-            for step_id in [*self._slots.waiting, *self._slots.granted]:
-                if step_id not in self._running:
-                    self._steps[step_id].waited += self._slots.waited(step_id, now)
-                    self._slots.give_back(step_id)
-            self._set_clock(now)
-
-    def _set_clock(self, now: float) -> None:
-        if self._slots:
-            self._slots.set_clock(running=bool(self._running), now=now)
 
     def _current(self, dispatch: Dispatch) -> Attempt | None:
         """The attempt behind a dispatch, unless it has been superseded."""
@@ -590,8 +300,9 @@ class TaskRun:
         }
         self._context.write(Entry(SCHEDULER, attempt.number, self.epoch, "succeeded", [op]))
 
-    def _note(self, kind: str, now: float, **facts: Any) -> None:
-        self.events.append({"seq": len(self.events) + 1, "type": kind, "at": now, **facts})
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def events_since(events: Sequence[dict[str, Any]], offset: int, limit: int) -> list[dict[str, Any]]:

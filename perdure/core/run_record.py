@@ -11,7 +11,7 @@ from perdure.core.task import Step
 from perdure.messages import RunRef, StepFailure
 
 if TYPE_CHECKING:
-    from perdure.core.run import TaskRun
+    from perdure.core.run_state import RunState
 
 
 def instance_id(run: RunRef) -> str:
@@ -20,7 +20,7 @@ def instance_id(run: RunRef) -> str:
 
 
 def record_of(
-    run: TaskRun, steps: Mapping[str, StepRecord], completed: Sequence[str]
+    run: RunState, steps: Mapping[str, StepRecord], completed: Sequence[str]
 ) -> dict[str, Any]:
     """Everything about a run: `steps` by id, and the ids of those `completed`, in that order."""
     return {

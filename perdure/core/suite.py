@@ -29,6 +29,7 @@ from perdure.names import task_workflow_id
 
 CANCELLED_UNSTARTED = "cancelled before it could start"
 CANCELLED, TERMINATED, TIMED_OUT = "cancelled", "terminated by hand", "its workflow timed out"
+REPLACED_BY_HAND = "another run of its id, not of this suite, took its place"
 """Reasons of ends without a word, as the suite's workflow and readers of its history tell them."""
 
 
@@ -63,6 +64,7 @@ class Suite:
         """Why nothing more is started, once one of the suite's limits is reached; for good."""
         self._ends = SuiteEnds()
         self._max_failures = start.max_failures
+        self._max_failures_share = start.max_failures_share
         self._max_cost = start.max_cost
         self._retries_allowed = start.retry_infrastructure
         self._trials: dict[str, Trial] = {}
@@ -136,7 +138,8 @@ class Suite:
         failed = self._ends.count("failed") - spared
         if self._max_failures is not None and failed >= self._max_failures:
             some = "1 failure" if failed == 1 else f"{failed} failures"
-            return f"{some} (max_failures: {self._max_failures})"
+            share = f"{self._max_failures_share}, here " if self._max_failures_share else ""
+            return f"{some} (max_failures: {share}{self._max_failures})"
         if self._max_cost is not None and self._ends.cost >= self._max_cost:
             return f"cost {self._ends.cost:g} (max_cost: {self._max_cost:g})"
         return None
@@ -203,8 +206,9 @@ class Suite:
         name = closed.workflow_id
         if closed.summary:
             self.hear(closed.summary)
-        elif name in self._inherited:  # not if it was heard meanwhile, and runs again
-            self.lose(name, self._running[name], closed.reason, cancelled=closed.cancelled)
+        if name in self._inherited:  # not if it was heard by now, and perhaps runs again
+            reason = REPLACED_BY_HAND if closed.summary else closed.reason
+            self.lose(name, self._running[name], reason, cancelled=closed.cancelled)
 
     def cancel(self) -> None:
         """Start nothing more; what has not started stays as it is."""

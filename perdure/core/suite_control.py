@@ -27,7 +27,7 @@ def set_max_parallel(suite: Suite, number: int) -> str:
     """Run at most so many tasks at once; those that run go on."""
     before, suite.max_parallel = suite.max_parallel, max(1, number)
     if before == number:
-        return f"max_parallel is {before} already"
+        return f"max_parallel is {shown(before)} already"
     running = len(suite.running)
     more = ""
     if number < before and number <= running:
@@ -38,13 +38,15 @@ def set_max_parallel(suite: Suite, number: int) -> str:
 def check_pause(suite: Suite) -> None:
     """Whether the suite may be paused."""
     _check_goes_on(suite)
+    if suite.paused:
+        raise Refused(f"the suite is paused already; `perdure suite {suite.suite} resume` goes on")
 
 
 def pause(suite: Suite) -> str:
     """Start nothing more until `resume`; what runs goes on."""
-    was, suite.paused = suite.paused, True
+    suite.paused = True
     return (
-        f"suite {suite.suite} is paused{' already' if was else ''}: nothing more is started, "
+        f"suite {suite.suite} is paused: nothing more is started, "
         f"{_some(len(suite.running))}; go on with `perdure suite {suite.suite} resume`"
     )
 
@@ -59,7 +61,7 @@ def check_resume(suite: Suite) -> None:
 def resume(suite: Suite) -> str:
     """Start tasks again."""
     suite.paused = False
-    return f"suite {suite.suite} goes on: {suite.pending} pending"
+    return f"suite {suite.suite} goes on: {suite.pending} waiting"
 
 
 def check_requeue(suite: Suite, wanted: str) -> None:

@@ -24,6 +24,7 @@ from perdure.core.problems import Place, kind, listed, nearest, shown
 from perdure.core.secret_references import literal_secrets
 from perdure.core.step_checks import check_step
 from perdure.core.step_types import BUILT_IN_TYPES, COMMON_KEYS
+from perdure.core.suite_order import PRIORITIES
 
 MAX_STEPS = 10_000
 
@@ -54,6 +55,9 @@ def _task_id(value: Any, at: Place) -> Any:
     return identifier(value, at)
 
 
+MAX_REPEATS = 100_000
+"""Trials of one task."""
+
 _TASK_CHECKS: dict[str, Check] = {
     "id": _task_id,
     "type": choice("task"),
@@ -61,9 +65,9 @@ _TASK_CHECKS: dict[str, Check] = {
     "project_id": text,
     "environments": list_of(identifier, what="names of environments"),
     "seed": mapping_of(anything, check_key=_seed_key),
-    "repeats": whole(1, 100_000),
+    "repeats": whole(1, MAX_REPEATS),
     "timeout": duration,
-    "priority": choice("critical", "high", "medium", "low"),
+    "priority": choice(*PRIORITIES),
     "redact": list_of(text, what="keys"),
     "metadata": mapping_of(anything),
 }

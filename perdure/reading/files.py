@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -10,11 +11,13 @@ from perdure.reading.source import Unreadable
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
+_CHUNK_BYTES = 1024 * 1024
+
 _UTF_8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
-def read_text(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> str:
+def read_text(path: str | Path, limit_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a file, a byte order mark of UTF-8 taken off.
 
     Raises Unreadable as `read_bytes` does, and if it is not UTF-8, or holds a NUL.
@@ -22,7 +25,7 @@ def read_text(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> str:
     return _decode(read_bytes(path, limit_bytes))
 
 
-def read_bytes(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
+def read_bytes(path: str | Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
     """What a file holds.
 
     Raises Unreadable: it cannot be opened, is no regular file (nothing is read of a pipe or a
@@ -30,11 +33,16 @@ def read_bytes(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
     """
     try:
         # Not blocking: to open a pipe that nobody writes to would wait for ever.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not stat.S_ISREG(status.st_mode):
                 raise Unreadable(None, "is not a regular file", "name a file")
-            content = b"" if status.st_size > limit_bytes else file.read(limit_bytes + 1)
+            content = b"" if status.st_size > limit_bytes else _rest(file, limit_bytes + 1)
+        finally:
+            os.close(file)
     except ValueError:
         raise Unreadable(None, "is not a path that can be opened", "correct it") from None
     except OSError as error:
@@ -48,6 +56,15 @@ def read_bytes(path: Path, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
             "put large data into files of their own",
         )
     return content
+
+
+def _rest(file: int, limit_bytes: int) -> bytes:
+    """What is left of a file. A file object would ask the system twice as much for it."""
+    parts, left = [], limit_bytes
+    while left and (part := os.read(file, min(left, _CHUNK_BYTES))):
+        parts.append(part)
+        left -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _decode(content: bytes) -> str:

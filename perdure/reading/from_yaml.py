@@ -29,7 +29,8 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = f"{_PREFIX}merge"
-_TEXT_TAGS = frozenset({f"{_PREFIX}str", f"{_PREFIX}value", _MERGE})
+_TEXT = f"{_PREFIX}str"
+_TEXT_TAGS = frozenset({_TEXT, f"{_PREFIX}value", _MERGE})
 _SCALAR_TAGS = frozenset(
     f"{_PREFIX}{name}" for name in ("null", "bool", "int", "float", "timestamp")
 )
@@ -43,6 +44,9 @@ class _Scalars(SafeConstructor, Resolver):
     def tag_of(self, event: ScalarEvent) -> str:
         if event.tag is not None and event.tag != "!":
             return str(event.tag)
+        # Most scalars are texts, and these two questions tell it sooner than the rules do.
+        if not event.implicit[0] or event.value[:1] not in self.yaml_implicit_resolvers:
+            return _TEXT
         return str(self.resolve(ScalarNode, event.value, event.implicit))  # type: ignore[no-untyped-call]
 
     def value_of(self, event: ScalarEvent, tag: str) -> Any:
@@ -101,28 +105,30 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
 def _build(parser: Any, builder: Builder) -> Source:
     scalars = _Scalars()
     documents = 0
-    while parser.check_event():
-        event = parser.get_event()
-        line = _line(event)
-        if isinstance(event, ScalarEvent):
+    has_event, next_event = parser.check_event, parser.get_event
+    while has_event():
+        event = next_event()
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        kind = type(event)  # a comparison is faster than isinstance, and there are many events
+        if kind is ScalarEvent:
             tag = scalars.tag_of(event)
             if tag == _MERGE and builder.expects_key:
                 builder.key("<<", line, merge=True)
             else:
                 builder.scalar(scalars.value_of(event, tag), line, event.anchor)
-        elif isinstance(event, MappingStartEvent):
+        elif kind is MappingStartEvent:
             if event.tag not in _MAPPING_TAGS:
                 raise _tag_refused(str(event.tag), line)
             builder.begin({}, line, event.anchor)
-        elif isinstance(event, SequenceStartEvent):
+        elif kind is SequenceStartEvent:
             if event.tag not in _LIST_TAGS:
                 raise _tag_refused(str(event.tag), line)
             builder.begin([], line, event.anchor)
-        elif isinstance(event, MappingEndEvent | SequenceEndEvent):
+        elif kind is MappingEndEvent or kind is SequenceEndEvent:
             builder.end()
-        elif isinstance(event, AliasEvent):
+        elif kind is AliasEvent:
             builder.alias(str(event.anchor), line)
-        elif isinstance(event, DocumentStartEvent):
+        elif kind is DocumentStartEvent:
             documents += 1
             if documents > 1:
                 raise Unreadable(

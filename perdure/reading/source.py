@@ -78,13 +78,14 @@ class Anchored:
     characters: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     """A list or mapping of which the end has not been read yet."""
 
     value: dict[Any, Any] | list[Any]
     line: int
     lines: _Lines
+    is_mapping: bool
     anchor: str | None = None
     key: Any = None
     has_key: bool = False
@@ -116,11 +117,10 @@ class Builder:
     @property
     def expects_key(self) -> bool:
         """True where the next scalar is a mapping's key."""
-        return bool(self._open) and not self._open[-1].has_key and self._is_mapping
-
-    @property
-    def _is_mapping(self) -> bool:
-        return isinstance(self._open[-1].value, dict)
+        if not self._open:
+            return False
+        top = self._open[-1]
+        return top.is_mapping and not top.has_key
 
     def begin(
         self, value: dict[Any, Any] | list[Any], line: int, anchor: str | None = None
@@ -131,17 +131,18 @@ class Builder:
             raise Unreadable(line, f"a key is {name}", "keys are text; quote it, if it is meant so")
         if len(self._open) >= MAX_DEPTH:
             raise Unreadable(line, f"values are nested more than {MAX_DEPTH} deep", "flatten them")
-        lines: _Lines = {} if isinstance(value, dict) else []
+        is_mapping = isinstance(value, dict)
+        lines: _Lines = {} if is_mapping else []
         self._lines[id(value)] = lines
         if anchor:
             self._pending_anchors.add(anchor)
             self._anchors.pop(anchor, None)
-        self._open.append(_Open(value, line, lines, anchor))
+        self._open.append(_Open(value, line, lines, is_mapping, anchor))
 
     def end(self) -> None:
         """The list or mapping that was begun last ends."""
         ended = self._open.pop()
-        if isinstance(ended.value, dict):
+        if ended.merges:
             self._merge(ended)
         if ended.anchor:
             self._pending_anchors.discard(ended.anchor)
@@ -150,9 +151,12 @@ class Builder:
 
     def scalar(self, value: Any, line: int, anchor: str | None = None) -> None:
         """A text, number, true, false or null."""
-        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        if isinstance(value, str):
+            characters = len(value)
+        elif isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise Unreadable(line, "the number is too large", "quote it, to have it as text")
-        characters = len(value) if isinstance(value, str) else 0
+        else:
+            characters = 0
         if anchor:
             self._anchors[anchor] = Anchored(value, 1, characters)
         if self.expects_key:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from activities.host import PRIVATE_FILES, TRIAL_MARK, forget
 from activities.secrets import WorkerEnvironment
+from activities.threads import ThreadHost
+from perdure.steps import StepFailed
 from tests.activities.steps_kit import Kit
 from tests.waiting import written
 
@@ -158,6 +161,47 @@ async def test_a_heartbeat_restarts_the_idle_clock_of_a_silent_process(kit: Kit)
         await asyncio.sleep(0.05)
     assert (await running).ended_by == "exit"
     assert host.kill_slack_seconds > 0
+
+
+# --- Usage ---------------------------------------------------------------------------------
+
+
+async def test_usage_adds_up_by_name_and_with_what_processes_report(kit: Kit) -> None:
+    host = kit.host({"id": "s", "type": "command"})
+    host.add_usage(cost=0.5, tokens=100)
+    host.add_usage(cost=0.25)
+    assert host.collect_output(kit.context) == {"cost": 0.75, "tokens": 100}
+    report = 'echo \'{"usage": {"cost": 1, "calls": 2}}\' > "$PERDURE_OUTPUT"'
+    await host.run_process(["/bin/sh", "-c", report])
+    assert host.collect_output(kit.context) == {"cost": 1.75, "tokens": 100, "calls": 2}
+    assert host.usage == {"cost": 0.75, "tokens": 100}
+
+
+async def test_usage_is_counted_on_any_thread(kit: Kit) -> None:
+    host = kit.host({"id": "s", "type": "command"})
+    apart = ThreadHost(host, asyncio.get_running_loop())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: apart.add_usage(calls=1), range(2000)))
+    assert host.usage == {"calls": 2000}
+
+
+@pytest.mark.parametrize(
+    "amount", [-1, -0.01, float("nan"), float("inf"), 10**400, True, "5", None, [1]]
+)
+async def test_what_is_no_amount_is_refused_and_nothing_of_that_call_counts(
+    kit: Kit, amount: Any
+) -> None:
+    host = kit.host({"id": "s", "type": "command"})
+    with pytest.raises(StepFailed, match=r"^add_usage: 'tokens' is .*; give a finite") as refused:
+        host.add_usage(cost=1, tokens=amount)
+    assert (refused.value.type, refused.value.retryable) == ("BadUsage", False)
+    assert host.usage == {}
+
+
+async def test_a_usage_has_a_name_that_can_be_printed(kit: Kit) -> None:
+    host = kit.host({"id": "s", "type": "command"})
+    with pytest.raises(StepFailed, match=r"'\\ud800'"):
+        host.add_usage(**{"\ud800": 1})
 
 
 def test_what_held_secrets_is_removed_whatever_stands_there(tmp_path: Path) -> None:

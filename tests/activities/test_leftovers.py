@@ -61,6 +61,7 @@ async def test_output_goes_into_the_context_and_usage_apart(kit: Kit) -> None:
         ({"usage": 5}, "'usage' is a number"),
         ({"usage": {"cost": "5"}}, "'usage.cost' is a text"),
         ({"usage": {"cost": True}}, "'usage.cost' is true"),
+        ({"usage": {"cost": -3}}, "'usage.cost' is -3"),
         ({"usage": {"cost": 10**400}}, "'usage.cost'"),
     ],
 )

@@ -531,7 +531,7 @@ async def test_a_touch_that_meets_the_end_of_a_process_loses_nothing(
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["no-such-program"], r"'no-such-program': no such program on PATH"),
+        (["no-such-program"], r"'no-such-program': no such program in the"),
         (["./missing"], r"'./missing': no such program \(looked from"),
         (["/etc/passwd"], r"'/etc/passwd': Permission denied"),
         (["/"], r"'/': Permission denied"),

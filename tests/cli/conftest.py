@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import CommandLine
+from tests.cli.support import CommandLine, command_line
 
 
 @pytest.fixture
 def perdure(tmp_path: Path) -> Iterator[CommandLine]:
     """`perdure` with a state directory of the test's own."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    command = CommandLine(tmp_path / "state", folder)
-    yield command
-    if (command.state / "server.json").exists():
-        command("server", "stop")
+    with command_line(tmp_path) as command:
+        yield command

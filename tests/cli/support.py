@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +68,17 @@ class CommandLine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
         return path
+
+
+@contextmanager
+def command_line(folder: Path) -> Iterator[CommandLine]:
+    """`perdure` with directories of its own below `folder`; ends what it leaves running."""
+    current = folder / "folder"
+    current.mkdir()
+    command = CommandLine(folder / "state", current)
+    yield command
+    if (command.state / "server.json").exists():
+        command("server", "stop")
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from perdure.cli import status_of
 from perdure.cli.options import seeds
 from perdure.cli.reading import Named, named
+from perdure.cli.session import without
 from perdure.env_file import EnvFileError, read_env_file
 from perdure.errors import PerdureError
 
@@ -39,7 +40,11 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--suite", "ünï"], "'uni'"),
         (["--max-parallel", "0"], "--max-parallel"),
         (["--max-parallel", "many"], "--max-parallel"),
+        (["--max-parallel", "9" * 30], "--max-parallel"),
         (["--repeats", "0"], "--repeats"),
+        (["--repeats", "100001"], "--repeats"),
+        (["--retry-infrastructure", "9" * 9], "from 0 to 1,000,000"),
+        (["--limit", "a=9999999"], "at most 1,000,000"),
         (["--limit", "openai"], "such as openai=4"),
         (["--limit", "=4"], "NAME=N"),
         (["--limit", "openai=0"], "at least 1 slot"),
@@ -49,8 +54,22 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--max-failures", "0"], "--max-failures '0'"),
         (["--max-failures", "120%"], "a share of all such as 10%"),
         (["--fail-fast", "--max-failures", "3"], "--fail-fast is --max-failures 1"),
+        (["--fresh", "--changed", "rerun"], "give one of the two"),
+        (["--detach", "--junit", "out.xml"], "give it to the `perdure run` that follows"),
         (["--max-cost", "0"], "--max-cost 0"),
+        (["--max-cost", "0"], "--max-cost 0:"),
         (["--max-cost", "nan"], "--max-cost nan"),
+        (["--max-cost", "abc"], "--max-cost 'abc': write a number"),
+        (["--repeats", "x"], "--repeats 'x': write a whole number"),
+        (["--repeats", "1000000"], "--repeats '1000000': write 100000 or less"),
+        (["--changed", "nonsense"], "'nonsense' is not one of"),
+        (["--changed", "nonsense"], "--changed: "),
+        (["--junit", ""], "--junit: the path is empty; name it"),
+        (["--results", ""], "--results: the path is empty; name it"),
+        (["--root", ""], "--root: the path is empty; name it"),
+        (["--env-file", ""], "--env-file: the path is empty; name it"),
+        (["--env-config", ""], "--env-config: the path is empty; name it"),
+        (["--mcp-config", ""], "--mcp-config: the path is empty; name it"),
         (["--task-timeout", "5x"], "--task-timeout: '5x' is not a length of time"),
         (["--task-timeout", "0"], "--task-timeout '0': it must be longer than nothing"),
         (["--retry-infrastructure", "-1"], "--retry-infrastructure"),
@@ -59,7 +78,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--env-config", "no-such.yaml"], "no-such.yaml"),
         (["--root", "no-such-folder"], "--root"),
         (["--changed", "maybe"], "--changed"),
-        (["--start-step", "1"], "outside"),
+        (["--start-step", "1"], "--start-step 1 is outside 0 to 0; write a number within"),
         (["--end-step", "9"], "outside"),
         (["--only", "other"], "there is no task 'other'"),
         (["--steps", "no_such_module"], "--steps no_such_module"),
@@ -77,6 +96,38 @@ def test_a_wrong_option_of_run_is_named_and_nothing_is_started(
     assert printed.err.count("\n") <= 2
     assert printed.out == ""
     assert not (task.parent / "state").exists()
+
+
+@pytest.mark.parametrize("command", [["run"], ["validate"], ["tasks", "put"]])
+def test_an_empty_path_is_not_the_current_folder(
+    task: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of([*command, ""]) == 2
+    assert "PATH: the path is empty; name it" in capsys.readouterr().err
+
+
+def test_more_trials_than_a_suite_may_have_are_refused_before_anything_starts(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = task.with_name("other.yaml")
+    other.write_text(TASK)
+    assert status_of(["run", str(task), str(other), "--repeats", "60000"]) == 2
+    assert "120,000 trials, and a suite has at most 100,000" in capsys.readouterr().err
+    assert not (task.parent / "state").exists()
+
+
+def test_of_many_problems_the_first_are_told_and_known_keys_once(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = task.parent / "tree"
+    tree.mkdir()
+    for number in range(60):
+        (tree / f"{number:02}.yaml").write_text(f"frobnicate: 1\n{TASK}")
+    assert status_of(["run", str(tree)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 52
+    assert lines[-2:] == ["... and 10 more (perdure validate)", "nothing was started"]
+    assert sum("known: environments, id" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -230,6 +281,12 @@ def test_every_command_has_a_help_with_examples(
     assert "Examples:" in printed
 
 
+def test_a_hint_leaves_options_out_with_their_values() -> None:
+    typed = ["run", "t", "--changed", "keep", "--fresh", "--limit=a=1", "--suite", "s"]
+    assert without(typed, {"--changed", "--fresh", "--limit"}) == ["run", "t", "--suite", "s"]
+    assert without(["run", "--", "--fresh"], {"--fresh"}) == ["run", "--", "--fresh"]
+
+
 def test_a_seed_s_value_may_hold_anything() -> None:
     assert seeds(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
 
@@ -273,3 +330,39 @@ def test_a_bad_env_file_is_refused_without_telling_its_values(
     with pytest.raises(EnvFileError, match=r"--env-file .*env") as refused:
         read_env_file(file)
     assert "secret-value" not in str(refused.value)
+
+
+def test_control_of_a_suite_that_is_given_a_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["suite", "nightly/refund", "pause"]) == 2
+    told = capsys.readouterr().err
+    assert "'nightly/refund' names a run" in told
+    assert "perdure show nightly/refund" in told
+
+
+@pytest.mark.parametrize(
+    ("type", "hint"), [("frob", "there are task.started"), ("step.fialed", "'step.failed'")]
+)
+def test_a_type_that_no_event_has_is_refused(
+    type: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(["events", "nightly/refund", "--type", type]) == 2
+    told = capsys.readouterr().err
+    assert f"--type {type!r}: no event is of this type" in told
+    assert hint in told
+
+
+def test_a_state_directory_that_is_a_file_holds_no_tasks(
+    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERDURE_STATE_DIR", str(task / "state"))
+    assert status_of(["tasks", "list"]) == 2
+    assert f"{task} is not a directory" in capsys.readouterr().err
+
+
+def test_a_junit_file_below_a_file_is_no_question_of_room(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(["run", str(task), "--junit", str(task / "out.xml")]) == 2
+    told = capsys.readouterr().err
+    assert "name a file in a folder" in told
+    assert "make room" not in told

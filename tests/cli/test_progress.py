@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,8 +18,11 @@ from perdure.cli.progress import (
     ended_line,
     render,
 )
+from perdure.cli.summary import pass_at_k_text
+from perdure.cli.tables import steps_table
 from perdure.cli.times import clock, moment, number, span, time_of_day
 from perdure.messages import SuiteProgress, TrialSummary
+from perdure.names import SUITE_CANCELLED
 
 
 def progress(succeeded: int, failed: int, running: int, total: int) -> SuiteProgress:
@@ -129,8 +133,8 @@ def test_elsewhere_each_ended_trial_is_one_line_and_the_picture_none(
         "refund", 2, "r", "failed", "task", "check", "exit code 3\n\x1b[2Jx", duration_seconds=1.5
     )
     shown = PlainDisplay()
-    shown.ended(TrialSummary("order", 1, "r", "succeeded", duration_seconds=0.5), 9, 10)
-    shown.ended(failed, 10, 10)
+    shown.ended("order", TrialSummary("order", 1, "r", "succeeded", duration_seconds=0.5), 9, 10)
+    shown.ended("refund/2", failed, 10, 10)
     shown.show(picture())
     shown.close()
 
@@ -143,18 +147,19 @@ def test_elsewhere_each_ended_trial_is_one_line_and_the_picture_none(
 def test_a_line_tells_from_when_to_when_a_trial_ran() -> None:
     trial = TrialSummary("t", 1, "r", "succeeded", started_at=1e9, duration_seconds=75.0)
     begun, ended = time_of_day(1e9), time_of_day(1e9 + 75)
-    assert ended_line(trial, 1, 1) == f"[1/1] succeeded t  1:15 ({begun} to {ended})"
+    assert ended_line("t", trial, 1, 1) == f"[1/1] succeeded t  1:15 ({begun} to {ended})"
 
 
-def test_a_trial_that_its_suite_cancelled_is_told_without_the_server_s_words() -> None:
-    words = "Cancel requested by workflow with run id 0-1 with reason: "
-    trial = TrialSummary("t", 1, "r", "cancelled", failure_reason=words, duration_seconds=1.0)
-    assert ended_line(trial, 1, 1) == "[1/1] cancelled t  1.00 s"
+def test_that_a_suite_was_cancelled_is_not_told_with_each_of_its_trials() -> None:
+    trial = TrialSummary(
+        "t", 1, "r", "cancelled", failure_reason=SUITE_CANCELLED, duration_seconds=1.0
+    )
+    assert ended_line("t", trial, 1, 1) == "[1/1] cancelled t  1.00 s"
 
 
 def test_a_long_reason_is_cut() -> None:
     failed = TrialSummary("t", 1, "r", "failed", failure_reason="x" * 10_000)
-    assert len(ended_line(failed, 1, 1)) < 400
+    assert len(ended_line("t", failed, 1, 1)) < 400
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +168,7 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=stream, force_terminal=True, width=60, height=20)
     shown = LiveDisplay(console)
     shown.show(picture())
-    shown.ended(TrialSummary("t", 1, "r", "failed", failure_reason="why"), 1, 1)
+    shown.ended("t", TrialSummary("t", 1, "r", "failed", failure_reason="why"), 1, 1)
     shown.close()
 
     written = stream.getvalue()
@@ -178,7 +183,7 @@ def test_a_terminal_that_went_away_ends_no_run() -> None:
     shown.close()
     stream.close()
     shown.say("unheard")
-    shown.ended(TrialSummary("t", 1, "r", "failed"), 1, 1)
+    shown.ended("t", TrialSummary("t", 1, "r", "failed"), 1, 1)
     shown.close()
 
 
@@ -194,3 +199,20 @@ def test_sums_are_told_without_noise() -> None:
     assert [number(n) for n in (0, 0.1 + 0.2, 1200, 2.5, 1e-7, 1e20)] == [
         "0", "0.3", "1,200", "2.5", "0", "1e+20",
     ]  # fmt: skip
+
+
+def test_estimates_are_told_for_round_numbers_of_trials_and_the_largest() -> None:
+    estimates = {str(k): k / 1000 for k in range(1, 131)}
+    told = pass_at_k_text({"pass_at_k": estimates})
+    assert [part.split()[0] for part in told.split(", ")] == [
+        f"pass@{k}" for k in (1, 2, 5, 10, 25, 50, 100, 130)
+    ]
+
+
+def test_a_step_that_runs_shows_how_long_it_has_been_running() -> None:
+    attempt = {"number": 1, "started_at": time.time() - 500, "ended_at": None, "failure": None}
+    step = {"id": "a", "type": "command", "status": "running", "duration": 0.0}
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as captured:
+        console.print(steps_table({"steps": [{**step, "attempts": [attempt]}]}))
+    assert "8:2" in captured.get()

@@ -7,7 +7,7 @@ import re
 import signal
 
 from tests.cli.gates import Gates
-from tests.cli.support import CommandLine, end, finish, wait_for
+from tests.cli.support import ROOT, CommandLine, end, finish, wait_for
 
 
 def test_a_suite_is_retried_by_whole_tasks_or_by_trials(perdure: CommandLine) -> None:
@@ -41,7 +41,67 @@ def test_a_suite_is_retried_by_whole_tasks_or_by_trials(perdure: CommandLine) ->
     assert "had succeeded before; nothing is run" in again.stderr
     unknown = perdure("retry", "t")
     assert unknown.returncode == 2
-    assert "knows no suite 't'" in unknown.stderr
+    assert "there is no suite 't'" in unknown.stderr
+
+
+SECRETIVE = """\
+id: {id}
+steps:
+  - {{id: use, type: command, command: 'test "$TOKEN" = right', env: {{TOKEN: {{from_env: {id}}}}}}}
+"""
+
+
+def test_a_retry_does_not_begin_without_the_secrets_of_what_it_runs_again(
+    perdure: CommandLine,
+) -> None:
+    perdure.write("GOOD.yaml", SECRETIVE.format(id="GOOD"))
+    perdure.write("BAD.yaml", SECRETIVE.format(id="BAD"))
+    perdure.write("first", "GOOD=right\nBAD=wrong\n")
+    perdure.write("second", "BAD=right\n")
+    tasks = ("GOOD.yaml", "BAD.yaml")
+    assert perdure("run", *tasks, "--suite", "s", "--env-file", "first").returncode == 1
+
+    without = perdure("retry", "s")
+
+    assert without.returncode == 2
+    assert (
+        "task 'BAD': step 'use': {from_env: BAD}: there is no variable BAD; set it, or use "
+        "--env-file" in without.stderr
+    )
+    assert "GOOD" not in without.stderr, "it has succeeded, and is not run again"
+    given = perdure("retry", "s", "--env-file", "second")
+    assert given.returncode == 0, given.stderr
+    assert "s: 2 of 2 succeeded" in given.stdout
+
+
+def test_a_retry_does_not_begin_without_the_modules_of_what_it_runs_again(
+    perdure: CommandLine,
+) -> None:
+    perdure.write(
+        "own.py",
+        "from perdure.steps import step\n\n\n@step('own')\n"
+        "async def own(step, context, host):\n    raise RuntimeError('no')\n",
+    )
+    perdure.write("t.yaml", "steps: [{id: a, type: own}]\n")
+    where = str(perdure.folder)
+    first = perdure("run", "t.yaml", "--suite", "s", "--steps", "own", PYTHONPATH=f"{ROOT}:{where}")
+    assert first.returncode == 1, first.stderr
+
+    again = perdure("retry", "s")
+
+    assert again.returncode == 2, again.stderr
+    assert "task 't': there is no step type 'own'" in again.stderr
+    assert "--steps MODULE" in again.stderr
+
+
+def test_what_is_left_after_too_many_failures_is_run_with_a_larger_bound(
+    perdure: CommandLine,
+) -> None:
+    for id in "abc":
+        perdure.write(f"tasks/{id}.yaml", "steps: [{id: a, type: command, command: 'false'}]\n")
+    stopped = perdure("run", "tasks", "--suite", "s", "--fail-fast", "--max-parallel", "1")
+    assert stopped.returncode == 1, stopped.stderr
+    assert "perdure retry s --max-failures N, with a larger N" in stopped.stdout
 
 
 def test_a_retry_that_was_killed_goes_on_when_it_is_typed_again(perdure: CommandLine) -> None:

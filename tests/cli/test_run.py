@@ -232,6 +232,21 @@ def test_ctrl_c_twice_leaves_at_once_and_the_suite_goes_on_later(
     wait_for(lambda: not psutil.pid_exists(step), "the step's process is gone")
     wait_for(lambda: not (perdure.state / "server.json").exists(), "the server has ended")
 
+    # It is open still, and nobody works on it: whoever looks is told so.
+    suite = match[1]
+    for command, state in (
+        (("suite", suite), f"suite {suite}: open, but no worker serves it, 5 at once\n"),
+        (("show", suite), "state    no worker\n"),
+        (("list",), f"{suite}  no worker "),
+    ):
+        shown = perdure(*command).stdout
+        assert state in shown, shown
+        assert f"go on with: perdure retry {suite}, or end it with: perdure cancel " in shown
+        told = json.loads(perdure(*command, "--json").stdout)
+        assert (told[0] if command == ("list",) else told)["served"] is False
+    perdure("cancel", suite)
+    assert json.loads(perdure("suite", suite, "--json").stdout)["served"] is None
+
 
 def test_a_worker_and_a_server_that_die_are_replaced_and_that_is_said(
     perdure: CommandLine, pids: Path, started: list[subprocess.Popen[str]]
@@ -342,3 +357,20 @@ def test_what_had_ended_before_is_told_in_the_summary_only(perdure: CommandLine)
     assert again.returncode == 0
     assert not re.search(r"^\[ *\d+/45\]", again.stderr, re.M)
     assert "45 of 45 succeeded" in again.stdout + again.stderr
+
+
+def test_results_below_the_tasks_are_found_again_and_are_no_tasks(perdure: CommandLine) -> None:
+    perdure.write("ok.yaml", "steps: [{id: a, type: command, command: 'true'}]\n")
+    arguments = ("run", ".", "--suite", "t", "--results", "out", "--junit", "junit.xml")
+    first = perdure(*arguments)
+    assert first.returncode == 0, first.stderr
+
+    again = perdure(*arguments)
+
+    assert again.returncode == 0, again.stderr
+    assert "had succeeded before" in again.stderr
+    listed = json.loads(perdure("list", "t", "--json").stdout)[0]
+    record = json.loads(perdure("show", "t/ok", "--json").stdout)
+    assert (listed["started_at"], listed["duration"]) == (record["started_at"], record["duration"])
+    shown = perdure("show", "t/ok")
+    assert re.search(r"^files +.*/out/t/ok/1$", shown.stdout, re.M), shown.stdout

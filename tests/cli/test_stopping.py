@@ -12,7 +12,7 @@ import pytest
 
 from perdure.cli.summary import closing_lines, tell_unwritten
 from tests.cli.gates import Gates
-from tests.cli.support import CommandLine, end, finish
+from tests.cli.support import CommandLine, end, finish, wait_for
 
 COSTLY = """\
 id: {id}
@@ -111,9 +111,25 @@ def test_a_second_terminal_attaches_with_more_places(
     assert left.returncode == 0, left.stderr
     gates.await_start("a")
 
-    run = perdure.start(
-        "run", "tasks", "--suite", "s", "--max-parallel", "2", "--max-failures", "9"
-    )
+    elsewhere = perdure.folder / "elsewhere"
+    options = ("--max-failures", "9", "--results", str(elsewhere))
+    again = perdure("run", "tasks", "--suite", "s", *options, "--changed", "keep", "--detach")
+    assert again.stderr.endswith(
+        "it goes on by itself; follow it with: perdure run tasks --suite s\n"
+        "stop it with: perdure cancel s\n"
+    ), again.stderr
+    assert not elsewhere.exists(), "the suite keeps to its own"
+
+    left = perdure.start("run", "tasks", "--suite", "s")
+    started.append(left)
+    assert left.stderr
+    for line in left.stderr:
+        if "Ctrl-C cancels the suite, whoever has started it; Ctrl-\\ leaves it running" in line:
+            break
+    status, _, error = finish(left, signal.SIGQUIT)
+    assert (status, "go on with: perdure run tasks --suite s\n" in error) == (130, True), error
+
+    run = perdure.start("run", "tasks", "--suite", "s", "--max-parallel", "2", *options)
     started.append(run)
     gates.await_start("b")
     gates.open()
@@ -124,7 +140,59 @@ def test_a_second_terminal_attaches_with_more_places(
     assert "goes on as it was started: max_failures unset" in error
     assert "is under way; following it" in error
     assert "s: 2 of 2 succeeded" in out
-    perdure("server", "stop")
+    wait_for(lambda: not (perdure.state / "server.json").exists(), "the server ends by itself")
+
+
+def test_a_suite_that_is_open_is_followed_without_its_limits(
+    perdure: CommandLine, started: list[subprocess.Popen[str]]
+) -> None:
+    gates = Gates.of(perdure, "a")
+    path = perdure.folder / "tasks" / "a.yaml"
+    path.write_text(path.read_text() + "    limit: slot\n")
+    refused = perdure("run", "tasks", "--suite", "s")
+    assert (refused.returncode, "give it slots by --limit slot=N" in refused.stderr) == (2, True)
+    left = perdure("run", "tasks", "--suite", "s", "--limit", "slot=2", "--detach")
+    assert left.returncode == 0, left.stderr
+    gates.await_start("a")
+
+    run = perdure.start("run", "tasks", "--suite", "s")
+    started.append(run)
+    assert run.stderr
+    for line in run.stderr:
+        assert "goes on as it was started" not in line, "nothing was said that is not heeded"
+        if "is under way; following it" in line:
+            break
+    gates.open()
+    status, out, error = finish(run)
+    assert (status, "s: 1 of 1 succeeded" in out) == (0, True), error
+    refused = perdure("run", "tasks", "--suite", "s")
+    assert refused.returncode == 2, "it is closed: a new run needs them"
+
+
+def test_of_a_task_all_trials_that_run_are_cancelled_and_waiting_ones_are_told_of(
+    perdure: CommandLine,
+) -> None:
+    gates = Gates.of(perdure, "a", "b", repeats=3)
+    left = perdure("run", "tasks", "--suite", "s", "--max-parallel", "2", "--detach")
+    assert left.returncode == 0, left.stderr
+    gates.await_start("a", 1)
+    gates.await_start("a", 2)
+    for name in ("s/b", "s/b/2", "s/a/3"):
+        waits = perdure("cancel", name)
+        assert waits.returncode == 2
+        assert f"{name} has not started yet; have nothing more started with: " in waits.stderr
+    assert "perdure suite s pause" in waits.stderr
+    assert "there is no run s/a/4" in perdure("cancel", "s/a/4").stderr
+    perdure("suite", "s", "pause")
+
+    both = perdure("cancel", "s/a")
+
+    assert (both.returncode, both.stdout) == (0, "s/a/1 is cancelled\ns/a/2 is cancelled\n")
+    assert "note: trials of s/a that have not started yet will start: 1;" in both.stderr
+    again = perdure("cancel", "s/a")
+    assert "nothing of s/a runs; trials that have not started yet: 1;" in again.stderr
+    assert "s/a/2 has ended already" in perdure("cancel", "s/a/2").stdout
+    assert perdure("cancel", "s").returncode == 0
 
 
 def test_records_that_could_not_be_written_are_an_error_with_a_remedy(
@@ -134,11 +202,12 @@ def test_records_that_could_not_be_written_are_an_error_with_a_remedy(
         {"trial": n, "status": "succeeded", "unwritten": True, "note": "/x: no space left"}
         for n in range(1, 8)
     ]
-    outcome = {"tasks": [{"id": "t", "trials": [*trials, {"trial": 8, "status": "succeeded"}]}]}
+    trials.append({"trial": 8, "status": "succeeded"})
+    outcome = {"tasks": [{"id": "t", "repeats": 8, "trials": trials}]}
 
     assert tell_unwritten(outcome, "perdure run tasks --suite s") == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "error: t: /x: no space left"
+    assert lines[0] == "error: t/1: /x: no space left"
     assert lines[-2:] == [
         "error: likewise 2 other records",
         "nothing is lost: make room, then write what is missing with: perdure run tasks --suite s",

@@ -55,6 +55,7 @@ def test_a_suite_is_controlled_from_another_terminal_while_it_runs(
     assert (seen["status"], seen["paused"], seen["max_parallel"]) == ("running", True, 1)
     assert (seen["totals"]["running"], seen["totals"]["pending"]) == (1, 3)
     assert "tasks" not in seen
+    assert seen["served"] is True
     status, told = ask("suite", "s", "requeue", "b")
     assert (status, "still waits" in told) == (2, True), told
     status, told = ask("suite", "s", "requeue", "a")

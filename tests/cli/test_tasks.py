@@ -215,3 +215,15 @@ def test_a_stored_version_runs_without_its_files_and_the_record_says_which_it_wa
     assert stdout == ["hello me\n", "good day, you\n"]
     assert [record["context"]["results"]["note"] for record in records] == ["first <who>"] * 2
     assert [record["task_version"] for record in records] == [1, 2]
+
+
+def test_a_task_command_that_nobody_gave_is_not_warned_of(
+    perdure_here: Perdure, tmp_path: Path
+) -> None:
+    task = tmp_path / "dataset" / "crm" / "benign" / "1"
+    task.mkdir(parents=True)
+    (task / "config.yaml").write_text("Task: {task_id: '1'}\n")
+    (tmp_path / "list.jsonl").write_text('{"domain": "crm", "type": "benign", "task_id": "1"}\n')
+    status, _, told = perdure_here("tasks", "put", "list.jsonl")
+    assert status == 2
+    assert "--task-command" not in told

@@ -49,10 +49,14 @@ def test_each_trial_sees_its_own_number_and_its_log_lines_bear_its_mark(
         ("three", 2): "three/2",
         ("three", 3): "three/3",
     }
+    ends = re.findall(r"^\[./4\] succeeded (\S+) ", ran.stderr, re.M)
+    assert sorted(ends) == ["one", "three/1", "three/2", "three/3"]
+    listed = [line.split()[0] for line in perdure("list", "s").stdout.splitlines()[1:]]
+    assert sorted(listed) == ["s/one", "s/three/1", "s/three/2", "s/three/3"]
     logs = "".join(file.read_text() for file in (perdure.state / "workers").glob("*.log"))
-    assert sorted(re.findall(r"perdure\.steps: (.* is 100% here)$", logs, re.M)) == [
-        "[three/1] trial 1 is 100% here",
-        "[three/2] trial 2 is 100% here",
-        "[three/3] trial 3 is 100% here",
-        "trial 1 is 100% here",
+    assert sorted(re.findall(r"perdure\.steps (.* is 100% here)$", logs, re.M)) == [
+        "s/one/1 talk.1: trial 1 is 100% here",
+        "s/three/1 talk.1: [three/1] trial 1 is 100% here",
+        "s/three/2 talk.1: [three/2] trial 2 is 100% here",
+        "s/three/3 talk.1: [three/3] trial 3 is 100% here",
     ]

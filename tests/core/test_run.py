@@ -260,6 +260,22 @@ def test_a_cancelled_run_ends_when_its_running_steps_have_answered() -> None:
     assert [s["status"] for s in run.record()["steps"]] == ["cancelled", "not_run"]
 
 
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("enough", "enough"),
+        ("Cancel requested by workflow with run id 0-1 with reason: its suite", "its suite"),
+        ("Cancel requested by workflow with run id 0-1 with reason: ", "cancelled"),
+        ("Cancel requested by workflow with run id 0-1", "cancelled"),
+        ("", "cancelled"),
+    ],
+)
+def test_why_a_run_was_cancelled_is_told_without_the_server_s_words(told: str, reason: str) -> None:
+    run = start(task({"id": "a"}))
+    run.cancel(told, 1)
+    assert (run.cancelled, run.events[-1]["reason"]) == (reason, reason)
+
+
 def test_a_failure_that_came_before_the_cancel_stays_the_runs_end() -> None:
     run = start(task({"id": "a", "depends_on": []}, {"id": "b", "depends_on": []}))
     a, b = run.take_ready(0)

@@ -120,6 +120,22 @@ def test_a_loss_of_an_older_run_does_not_end_the_one_that_runs_now() -> None:
     assert suite.is_running("task/s/a/1")
 
 
+def test_a_trial_in_whose_place_a_probe_finds_another_run_is_lost() -> None:
+    of = start("a", "b")
+    suite = Suite(of)
+    begin(suite)
+    suite = over_a_continue_as_new(suite, of)
+    stranger = TrialSummary("a", 1, "stranger", "succeeded")
+    suite.found_closed(ClosedTrial("task/s/a/1", stranger))
+    suite.found_closed(ClosedTrial("task/s/a/1", stranger))
+    lost = suite.ends["task/s/a/1"]
+    assert (lost.run_id, lost.status, lost.failure_kind) == (
+        "task/s/a/1#0", "failed", "infrastructure",
+    )  # fmt: skip
+    end(suite, "b")
+    assert suite.over
+
+
 def test_a_trial_that_waits_for_a_retry_has_failed_if_it_does_not_get_it() -> None:
     suite = Suite(start("a", "b", "c", max_parallel=2, max_failures=1, retry_infrastructure=3))
     begin(suite)
@@ -212,7 +228,8 @@ def test_wishes_are_answered_with_sentences() -> None:
         "max_parallel is 2 (was 4); 4 tasks run, and nothing is started until fewer than 2 do"
     )
     assert "is paused: nothing more is started, 4 tasks run" in control.pause(suite)
-    assert "is paused already" in control.pause(suite)
+    with pytest.raises(control.Refused, match="is paused already"):
+        control.check_pause(suite)
     end(suite, "a", "failed")
     end(suite, "a", "cancelled", trial=2)
     control.check_requeue(suite, "a")
@@ -220,7 +237,7 @@ def test_wishes_are_answered_with_sentences() -> None:
         "task 'a' runs again: 2 trials; the suite is paused (`perdure suite s resume`)"
     )
     assert control.prioritise(suite, "c/2").startswith("trial 2 of task 'c' is next")
-    assert control.resume(suite) == "suite s goes on: 4 pending"
+    assert control.resume(suite) == "suite s goes on: 4 waiting"
 
 
 def test_refusals_name_what_is_near_and_what_to_do() -> None:
@@ -339,3 +356,10 @@ def test_ten_thousand_trials_run_to_their_end() -> None:
         _, _, task, number = name.split("/")
         suite.hear(TrialSummary(task, int(number), suite.run_ids[name], "succeeded"))
     assert (started, progress(suite).succeeded) == (10_000, 10_000)
+
+
+def test_a_bound_that_was_a_share_is_told_as_it_was_written() -> None:
+    suite = Suite(replace(start("a", "b"), max_failures=1, max_failures_share="10%"))
+    begin(suite)
+    end(suite, "a", "failed")
+    assert suite.limit_reached() == "1 failure (max_failures: 10%, here 1)"

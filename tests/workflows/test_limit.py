@@ -387,6 +387,34 @@ async def test_a_task_that_continues_as_new_keeps_its_places(here: World, name: 
     await reached(here, name, 0, 0)
 
 
+async def test_a_long_wait_makes_no_history_without_end(here: World, name: str) -> None:
+    holder = await here.start_task(*side_by_side(1, name, play=["hold"]), options=limited(name))
+    await reached(here, name, 1, 0)
+    often = limited(name, slot_reminder_seconds=0.05, history_limit_events=40)
+    waiter = await here.start_task({"id": "w", "limit": name}, options=often)
+
+    async def handed_over() -> bool:
+        return bool((await waiter.describe()).run_id != waiter.first_execution_run_id)
+
+    await until(handed_over)
+    here.open = True
+    for handle in (holder, waiter):
+        assert (await handle.result()).status == "succeeded"
+    await assert_same_record(here, waiter)
+
+
+async def test_a_task_tells_its_end_when_its_slots_are_given_back(here: World, name: str) -> None:
+    # Who hears of the end of a suite's last task may take the worker away.
+    handle = await here.start_task(*side_by_side(3, name), options=limited(name, 3))
+    await handle.result()
+    kinds = [event.event_type async for event in handle.fetch_history_events()]
+    given_back = max(
+        n for n, kind in enumerate(kinds) if kind == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
+    )
+    told = max(n for n, kind in enumerate(kinds) if kind == EventType.EVENT_TYPE_MARKER_RECORDED)
+    assert given_back < told
+
+
 async def test_words_may_come_twice_and_to_nobody(here: World, name: str) -> None:
     slots = here.slots
     await slots.release_slot(SlotRelease(name, "nobody"))

@@ -87,6 +87,7 @@ async def test_a_cancelled_suite_cancels_its_tasks_and_starts_no_more(here: Worl
     assert len(here.started) == 2
     assert here.suites[-1].status == "cancelled"
     assert [t.status for t in here.suites[-1].trials] == ["cancelled", "cancelled"]
+    assert [t.failure_reason for t in here.suites[-1].trials] == ["its suite was cancelled"] * 2
 
 
 async def test_a_task_terminated_by_hand_is_a_failure_and_the_suite_goes_on(here: World) -> None:

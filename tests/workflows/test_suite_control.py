@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
 from temporalio.testing import WorkflowEnvironment
 
-from perdure.messages import ProgressRequest, Requeued, SuiteProgress, SuiteResult, TaskOptions
+from perdure.messages import (
+    ProgressRequest,
+    Requeued,
+    SuiteProgress,
+    SuiteResult,
+    TaskOptions,
+    TrialSummary,
+)
 from perdure.suite_history import suite_of
 from perdure.suite_updates import SuiteRefused, SuiteUpdates
 from tests.waiting import until
@@ -137,6 +145,24 @@ async def test_a_paused_suite_can_be_cancelled(here: World) -> None:
         await handle.result()
     progress = await agreed(here, handle)
     assert (progress.cancelled, progress.not_run, progress.pending) == (1, 3, 0)
+
+
+async def test_a_suite_that_reaches_a_limit_while_it_is_paused_ends(here: World) -> None:
+    documents = [*tasks(2, "hold"), task_document("bad", {"id": "a", "play": ["fail"]}), *tasks(4)]
+    documents = [document | {"id": f"t{n}"} for n, document in enumerate(documents)]
+    handle = await here.start_suite(
+        documents, max_parallel=2, max_failures=1, options=TaskOptions(history_limit_events=40)
+    )
+    await until(lambda: here.running == 2)
+    await ask(here, handle, "pause")
+    suite = handle.id.removeprefix("suite/")
+    await here.client.get_workflow_handle(f"task/{suite}/t0/1").terminate()
+    await ended(handle, 1)
+    progress = await agreed(here, handle)
+    assert (progress.paused, progress.stopped) == (True, "1 failure (max_failures: 1)")
+    here.open = True
+    result = await result_of(here, handle)
+    assert (result.failed, result.succeeded, result.not_run) == (1, 1, 5)
 
 
 # --- Requeue and prioritise -------------------------------------------------------------------
@@ -299,6 +325,46 @@ async def test_wishes_sent_all_the_time_are_all_answered_over_many_continue_as_n
     assert (await result_of(here, handle)).succeeded == 40
     assert all(answer.startswith("max_parallel is") for answer in answers)
     assert sorted(starts(here)) == sorted(f"t{i}" for i in range(40))
+
+
+@pytest.mark.parametrize("wish", [("pause",), ("prioritise", "t2")])
+async def test_wishes_that_start_nothing_make_no_history_without_end(
+    here: World, wish: tuple[str, ...]
+) -> None:
+    handle = await here.start_suite(
+        [*tasks(1, "hold"), *tasks(3)[1:]],
+        max_parallel=1,
+        options=TaskOptions(history_limit_events=60),
+    )
+    await until(lambda: here.running == 1)
+    for _ in range(30):  # a run takes 2,000 in all, and then not even `resume`
+        await ask(here, handle, *wish)
+    assert (await handle.describe()).history_length < 100
+    here.open = True
+    with contextlib.suppress(SuiteRefused):
+        await ask(here, handle, "resume")
+    assert (await result_of(here, handle)).succeeded == 3
+
+
+async def test_a_cancel_that_comes_with_a_signal_is_heard_by_a_suite_about_to_hand_over(
+    temporal: WorkflowEnvironment,
+) -> None:
+    async with world(temporal.client) as first:
+        alike = await first.start_suite(tasks(1, "hang"))
+        await until(lambda: first.running == 1)
+        length = (await alike.describe()).history_length
+        await alike.terminate()
+        options = TaskOptions(history_limit_events=length + 1)
+        handle = await first.start_suite(tasks(1, "hang"), options=options)
+        await until(lambda: first.running == 2)
+    # No worker takes up the signal before the cancel is there, too.
+    await handle.signal("trial_ended", TrialSummary("unknown", 1, "x", "succeeded"))
+    await handle.cancel()
+    async with world(temporal.client, queue=first.queue) as here:
+        with pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+        assert isinstance(caught.value.cause, CancelledError)
+        assert (await agreed(here, handle)).cancelled == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -474,6 +540,17 @@ async def test_records_that_could_not_be_written_are_written_at_the_end(here: Wo
     history = await suite_of(here.client, handle.id)
     assert not any(t.unwritten or t.note for t in history.ended)
     assert not any(t.unwritten for t in here.suites[-1].trials)
+
+
+async def test_a_cancel_that_comes_when_all_has_ended_changes_nothing(here: World) -> None:
+    here.no_room_for = {"t0"}
+    handle = await here.start_suite(tasks(2))
+    await until(lambda: here.missing)
+    await handle.cancel()
+    here.no_room_for = set()
+    assert (await result_of(here, handle)).succeeded == 2
+    assert not (await suite_of(here.client, handle.id)).cancelled
+    assert here.suites[-1].status == "succeeded"
 
 
 async def test_a_disk_that_stays_full_keeps_no_cancelled_suite_open(here: World) -> None:

@@ -202,3 +202,19 @@ async def test_ten_steps_in_sequence_make_one_event_more_than_a_plain_workflow(
     await handle.result()
     plain = 1 + 3 + 10 * 6 + 1
     assert len(await event_types(handle)) == plain + 1
+
+
+async def test_a_task_that_is_cancelled_before_it_has_a_host_hands_in_its_record(
+    here: World,
+) -> None:
+    # Nobody in this world tells a host's name.
+    handle = await here.start_task({"id": "a"}, options=TaskOptions(multi_host=True))
+
+    async def asks() -> bool:
+        return EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED in await event_types(handle)
+
+    await until(asks)
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    assert [end.summary.status for end in here.finished] == ["cancelled"]

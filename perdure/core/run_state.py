@@ -1,0 +1,250 @@
+"""What is known of one task run: where its steps stand, its context, its events.
+
+It is begun here, seen here, and carried over a continue-as-new. What moves it are the rules of
+`perdure.core.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from perdure.core.graph import Frontier, Graph
+from perdure.core.journal import Journal
+from perdure.core.record import Attempt, StepRecord, summed
+from perdure.core.run_context import RunContext, first_context
+from perdure.core.run_record import record_of
+from perdure.core.run_slots import RunSlots
+from perdure.core.run_start import check_limits, check_range
+from perdure.core.task import Task
+from perdure.messages import ContextDiffs, ContextRequest, FailureKind, RunRef, TaskInput
+
+RunStatus = Literal["running", "succeeded", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run did not succeed: the first fatal error (T22)."""
+
+    step: str | None
+    message: str
+    type: str
+    kind: FailureKind
+
+
+class RunState:
+    """One run of a task as of now."""
+
+    def __init__(
+        self,
+        task: Task,
+        run: RunRef,
+        *,
+        now: float,
+        seed: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+        agent_model: str | None = None,
+        agent_artifact_id: str | None = None,
+        start_step: int = 0,
+        end_step: int | None = None,
+        limits: Mapping[str, int] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Begin a run of `task` at `now`.
+
+        `limits`: slots by the limits' names. `timeout_seconds`: an upper bound of the task's own.
+        Raises BadRange if `start_step` or `end_step` lies outside the task, and UnknownLimit if a
+        step in that range takes a slot of a limit that is not among the `limits`.
+        """
+        total = len(task.steps)
+        check_range(total, start_step, end_step)
+        check_limits((step.body for step in task.steps[start_step:end_step]), limits or {})
+        self.task = task
+        self.run = run
+        self.started_at = now
+        self.ended_at: float | None = None
+        self.epoch = 0
+        self.rev = 0
+        self.start_step = start_step
+        self.end_step = total if end_step is None else end_step
+        self.failure: RunFailure | None = None
+        self.cancelled: str | None = None
+        bounds = [s for s in (task.timeout_seconds, timeout_seconds) if s is not None]
+        self.timeout_seconds = min(bounds, default=None)
+        """Of the task's own limit and the one it was started with, the shorter."""
+        self.events: list[dict[str, Any]] = []
+        self._graph = Graph.of(task.steps)
+        self._steps = {s.id: StepRecord(s.id, s.type) for s in task.steps}
+        self._completed: list[str] = []
+        for step in task.steps[:start_step]:  # T15: as done, and recorded from the start
+            self._steps[step.id].status = "succeeded"
+            self._completed.append(step.id)
+        begun = first_context(task, run, seed, metadata, agent_model, agent_artifact_id)
+        self._context = RunContext(Journal(begun))
+        self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        self._running: dict[str, Attempt] = {}
+        self._waiting: list[str] = []
+        self._slots: RunSlots | None = None
+        """None where no step takes a slot: then limits cost nothing."""
+        if limits and any(step.limit for step in task.steps):
+            self._slots = RunSlots(run, limits, task.priority)
+        self._note("task.started", now)
+
+    @classmethod
+    def of(cls, start: TaskInput, run: RunRef, now: float) -> Self:
+        """The run that was asked for, begun at `now`, or gone on with where it was.
+
+        Raises as the constructor.
+        """
+        options = start.options
+        made = cls(
+            Task.from_dict(start.task),
+            run,
+            now=now,
+            seed=start.seed,
+            metadata=start.metadata,
+            agent_model=options.agent_model,
+            agent_artifact_id=options.agent_artifact_id,
+            start_step=options.start_step,
+            end_step=options.end_step,
+            limits=options.limits,
+            timeout_seconds=options.task_timeout_seconds,
+        )
+        if start.state:
+            made.restore(start.state["run"])
+        return made
+
+    # --- How far it is ----------------------------------------------------------------------
+
+    @property
+    def halted(self) -> bool:
+        """True when nothing new is started: a fatal failure, a cancel or the task's time limit."""
+        return self.failure is not None or self.cancelled is not None
+
+    @property
+    def over(self) -> bool:
+        """True when nothing runs any more and nothing is to be started."""
+        if self._running:
+            return False
+        return self.halted or len(self._completed) >= self.end_step
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the steps under way, in step order."""
+        return sorted(self._running, key=self._graph.index)
+
+    @property
+    def status(self) -> RunStatus:
+        """`running` until the run is over."""
+        if not self.over:
+            return "running"
+        if self.failure:
+            return "failed"
+        return "cancelled" if self.cancelled is not None else "succeeded"
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """The context as of now; treat it as read-only."""
+        return self._context.value
+
+    @property
+    def context_bytes(self) -> int:
+        """An upper bound of the context's size as JSON, kept without walking it again."""
+        return self._context.size_bytes
+
+    @property
+    def version(self) -> int:
+        """Number of diffs applied in this epoch."""
+        return self._context.version
+
+    def diffs(self, request: ContextRequest) -> ContextDiffs:
+        """What a worker's copy of the context lacks."""
+        if request.epoch != self.epoch:
+            return ContextDiffs(stale=True)
+        return self._context.diffs(request)
+
+    @property
+    def completed(self) -> int:
+        """Steps that are done, tolerated failures among them (T21)."""
+        return len(self._completed)
+
+    @property
+    def attempts(self) -> int:
+        """Attempts made so far, over all steps."""
+        return sum(len(r.attempts) for r in self._steps.values())
+
+    @property
+    def duration_seconds(self) -> float | None:
+        """Wall time from start to end; None while it runs."""
+        return None if self.ended_at is None else round(self.ended_at - self.started_at, 3)
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """What all attempts together reported."""
+        return summed([a.usage for r in self._steps.values() for a in r.attempts])
+
+    def progress(self) -> dict[str, Any]:
+        """A short state: for a line on a terminal.
+
+        `waiting` holds the steps that wait for the delay before their next attempt or for a slot;
+        `waiting_for` the latter alone, each with the name of its limit.
+        """
+        slots = self._slots.waiting if self._slots else {}
+        return {
+            "status": self.status,
+            "completed": self.completed,
+            "total": self.end_step,
+            "running": self.running,
+            "waiting": [*self._waiting, *slots],
+            "waiting_for": slots,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Everything about the run, as `show --json` prints it (T48)."""
+        return record_of(self, self._steps, self._completed)
+
+    # --- Over a continue-as-new -------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a restored run needs; only while nothing runs, or is left to be sent."""
+        return {
+            "started_at": self.started_at,
+            "epoch": self.epoch,
+            "rev": self.rev,
+            "failure": asdict(self.failure) if self.failure else None,
+            "cancelled": self.cancelled,
+            "completed": self._completed,
+            "waiting": self._waiting,
+            "steps": {
+                s: r.to_state()
+                for s, r in self._steps.items()
+                if r.attempts or r.status == "waiting"
+            },
+            "journal": self._context.state(),
+            "events": self.events,
+            "slots": self._slots.state() if self._slots else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, taken from a run of the same task and range."""
+        self.started_at = state["started_at"]
+        self.epoch = state["epoch"]
+        self.rev = state["rev"]
+        self.failure = RunFailure(**state["failure"]) if state["failure"] else None
+        self.cancelled = state["cancelled"]
+        self._completed = list(state["completed"])
+        self._waiting = list(state["waiting"])
+        for step_id, known in state["steps"].items():
+            self._steps[step_id].restore(known)
+        self._context = RunContext.from_state(state["journal"])
+        self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        known_waiting = set(self._waiting)
+        if self._slots and state.get("slots"):
+            self._slots.restore(state["slots"])
+            known_waiting |= {*self._slots.waiting, *self._slots.granted}
+        self._waiting += [s for s in self._frontier.take_ready() if s not in known_waiting]
+        self.events = list(state["events"])
+
+    def _note(self, kind: str, now: float, **facts: Any) -> None:
+        self.events.append({"seq": len(self.events) + 1, "type": kind, "at": now, **facts})
