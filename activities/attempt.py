@@ -23,6 +23,7 @@ from activities.secrets import SecretFile, WorkerEnvironment
 from activities.supervise import Supervisor
 from perdure.core.context import NotJson, check_json, diff
 from perdure.core.redaction import mask, mask_ops, redact, restore, texts_of
+from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.core.task import Step
 from perdure.messages import Json, StepFailure, StepOutcome, StepTask
 from perdure.steps import Context, StepFailed, StepType, registered
@@ -94,7 +95,8 @@ class Attempt:
         known = self._secrets.load()
         whole = restore(stored, known) if known else stored
         # Built-in types only put new values at known places; other people's code gets a copy.
-        mine = _top_copy(whole) if kind.on_loop else from_json(to_json(whole))
+        own = kind.name in BUILT_IN_TYPES
+        mine = _top_copy(whole) if own else from_json(to_json(whole))
         self.context = Context(**mine)
         self.host = _Host(
             self.task,

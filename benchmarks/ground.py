@@ -26,7 +26,7 @@ from worker import WorkerOptions, serving
 logging.getLogger("temporalio.activity").setLevel(logging.CRITICAL)  # of steps failing on purpose
 
 
-@step("noop")
+@step("noop", on_loop=True)  # as the activity of the workflow written by hand
 async def noop(step: dict[str, Any], context: Any, host: Any) -> None:
     """Does nothing; the custom in-process step of the benchmarks."""
 

@@ -146,7 +146,7 @@ class StepType:
     """The keys of its own that a document may use, beside those of every step."""
     function: StepFunction
     on_loop: bool = False
-    """Built-in types that never block run on the worker's own event loop."""
+    """Whether it runs on the worker's own event loop: it never blocks."""
 
 
 _registered: dict[str, StepType] = {}
@@ -156,6 +156,10 @@ def step(
     name: str, *, keys: Iterable[str] = (), on_loop: bool = False
 ) -> Callable[[StepFunction], StepFunction]:
     """Register a function as the step type `name`; `keys` are the document keys it takes.
+
+    `on_loop` is for an `async def` that never blocks, not even for some milliseconds: it runs on
+    the worker's own event loop, beside the heartbeats of all other steps, and saves the way to a
+    thread and back. What it had written is not known if its worker is lost.
 
     Raises PerdureError if another function holds the name already.
     """

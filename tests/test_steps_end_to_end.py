@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -40,6 +41,12 @@ CANARY = "s3cr3t-CANARY-9f"
 async def write(step: dict[str, Any], context: Any, host: Any) -> Any:
     context.metadata[step["key"]] = step["value"]
     return {"seen": sorted(context.metadata)}
+
+
+@step("kit-spoil", on_loop=True)
+async def spoil(step: dict[str, Any], context: Any, host: Any) -> Any:
+    context.metadata["x"]["deep"].append(threading.current_thread() is threading.main_thread())
+    raise StepFailed("only after it has written")
 
 
 @step("kit-bad", keys={"how"})
@@ -221,6 +228,16 @@ async def test_custom_steps_write_the_context_and_see_what_came_before(here: Ben
     assert metadata["x"] == {"deep": [1, 1]}
     assert metadata["y"] is None
     assert "x" in record["context"]["results"]["b"]["seen"]
+
+
+async def test_a_custom_step_on_the_loop_has_a_context_of_its_own(here: Bench) -> None:
+    record = await here.run(
+        {"id": "a", "type": "kit-write", "key": "x", "value": {"deep": [1]}},
+        {"id": "b", "type": "kit-spoil", "retry": {"max_attempts": 3, "initial_interval": 0.1}},
+    )
+    # Of each attempt that failed what it wrote counts once, and none has spoilt another's copy.
+    assert [a["status"] for a in record["steps"][1]["attempts"]] == ["failed"] * 3
+    assert record["context"]["metadata"]["x"] == {"deep": [1, True]}
 
 
 @pytest.mark.parametrize(
