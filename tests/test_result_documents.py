@@ -81,7 +81,7 @@ def test_a_tree_passes_over_printed_events(tree: Path) -> None:
 
 
 def test_a_tree_passes_over_a_state_directory(tree: Path) -> None:
-    for name in ("temporal.db", "start.lock", "server.json", "runs/r/work/some.json"):
+    for name in ("temporal.db", "start.lock", "server.json", "runs/r/some.json"):
         write(tree / "state" / name, "{}")
     only_the_task(load([tree]))
 
