@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 # These machines are shared and slow at times: an example may take as long as it takes.
 hypothesis.settings.register_profile("perdure", deadline=None)
 hypothesis.settings.load_profile("perdure")
+
+# Tests that are started in the background have these ignored, and every command that they start
+# would inherit that: for it, somebody sits at a terminal.
+for ignored, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, usual)
 
 PROGRAMS = {"compose": "docker-compose"}
 """Tools whose program has another name."""

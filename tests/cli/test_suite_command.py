@@ -64,7 +64,7 @@ def test_a_suite_is_controlled_from_another_terminal_while_it_runs(
     assert (status, "is open" in told) == (2, True), told
 
     gates.open("a")
-    wait_for((perdure.state / "results/s/a/1/record.json").exists, "a has ended")
+    wait_for(lambda: _failed(ask) == 1, "the suite hears that a has ended")
     gates.mend("a")
     assert ask("suite", "s", "requeue", "a")[0] == 0
     assert ask("suite", "s", "prioritise", "d/1")[0] == 0
@@ -88,6 +88,12 @@ def test_a_suite_is_controlled_from_another_terminal_while_it_runs(
     assert "paused: nothing more is started, running tasks go on; " in error
     assert lines.index("resumed") < lines.index("max_parallel is 4 (was 1)")
     assert gates.starts("a") == 2
+
+
+def _failed(ask: Ask) -> int:
+    """How many ends the suite counts as failed, by now."""
+    failed: int = json.loads(ask("suite", "s", "--json")[1])["totals"]["failed"]
+    return failed
 
 
 def test_a_suite_that_has_ended_has_totals_and_refuses_to_be_controlled(
