@@ -154,7 +154,8 @@ def note_outcome(place: RunPlace, attempt: str, outcome: StepOutcome) -> None:
     Raises OSError.
     """
     # A line of its own even after one that was cut short.
-    line = b'\n["%s",%s]\n' % (attempt.encode(), adapter(StepOutcome).dump_json(outcome))
+    told = adapter(StepOutcome).dump_json(outcome, exclude_defaults=True)
+    line = b'\n["%s",%s]\n' % (attempt.encode(), told)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
         file = os.open(place.outcomes, flags | _NO_LINK_NO_WAIT, 0o666)

@@ -98,7 +98,7 @@ class StepHost:
         run's secret file, by name. `project_names` are by environment. `folder` is where relative
         paths of `from_file` start; None: the worker's current one.
         """
-        self.workdir = workdir
+        self._workdir = workdir
         self.step_dir = step_dir
         self.ports: Mapping[str, int] = dict(ports or {})
         self.attempt = task.attempt
@@ -125,9 +125,14 @@ class StepHost:
         self._context_written = False
         self._usage: dict[str, float] = {}
         self._counting = threading.Lock()
-        if not workdir.is_dir():  # it is there for every step of a run but the first
-            workdir.mkdir(parents=True, exist_ok=True)
         self._note_passed_secrets()
+
+    @property
+    def workdir(self) -> Path:
+        """The run's working directory, made when a step first asks for it: small ones never do."""
+        if not self._workdir.is_dir():
+            self._workdir.mkdir(parents=True, exist_ok=True)
+        return self._workdir
 
     # --- Files of the attempt -------------------------------------------------------------------
 

@@ -90,8 +90,10 @@ class ProcessResult:
 class Host(Protocol):
     """What one attempt of a step has of the machine it runs on."""
 
-    workdir: Path
-    """The run's directory; shared by all steps of the run."""
+    @property
+    def workdir(self) -> Path:
+        """The run's directory; shared by all steps of the run."""
+
     step_dir: Path
     """This attempt's own directory: logs, script, context file."""
     ports: Mapping[str, int]
