@@ -79,7 +79,6 @@ class TaskHistory:
         self._ref: RunRef | None = None
         self._run: TaskRun | None = None
         self._started_at = 0.0
-        self._closed = False
         self._suggested = False
         self._told = 0
         self._news: list[tuple[RunEvent, Context]] = []
@@ -96,6 +95,7 @@ class TaskHistory:
         self._attempts: dict[int, Dispatch] = {}  # by the id of its scheduled event
         self._deadlines: dict[str, float | None] = {}  # the task's time limit, by timer
         self._handing_over = False
+        self._closed = False  # one that hands over in the moment of its end ends in the next run
 
     def record(self) -> dict[str, Any]:
         """The record as of the last event taken.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from perdure.event_log import UnknownRun, find_execution
 from perdure.history import happenings, history_of, record_of
-from perdure.messages import TaskOptions
+from perdure.messages import SuiteProgress, TaskOptions
 from perdure.suite_history import suite_of
 from tests.waiting import until
 from tests.workflows.fakes import World, task_document, world
@@ -219,14 +220,11 @@ async def test_a_suites_progress_from_its_history_is_that_of_its_query(
     )
     await closed(handle)
     history = await suite_of(here.client, handle.id)
-    queried = await handle.query("progress", {"offset": 0}, result_type=dict)
+    queried = await handle.query("progress", {"offset": 0}, result_type=SuiteProgress)
     assert history.over
     assert history.run_id == handle.result_run_id
-    assert vars(history.progress()) == {
-        **queried,
-        "ended": history.progress().ended,
-    }
-    assert [e["run_id"] for e in queried["ended"]] == [e.run_id for e in history.ended]
+    assert history.progress() == replace(queried, ended=history.progress().ended)
+    assert [e.run_id for e in queried.ended] == [e.run_id for e in history.ended]
     assert (history.progress().succeeded, history.progress().failed) == (9, 3)
 
 
@@ -243,8 +241,8 @@ async def test_a_suite_in_the_middle_of_its_tasks_is_rebuilt(here: World) -> Non
     await until(two_run)
     await until(lambda: here.running == 2)
     progress = (await suite_of(here.client, handle.id)).progress()
-    queried = await handle.query("progress", {"offset": 0}, result_type=dict)
-    assert progress.running == queried["running"]
+    queried = await handle.query("progress", {"offset": 0}, result_type=SuiteProgress)
+    assert progress.running == queried.running
     assert (progress.succeeded, progress.pending) == (1, 2)
     await handle.cancel()
     await closed(handle)
