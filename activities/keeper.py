@@ -99,7 +99,6 @@ class _Keeper:
         self._outputs = dict(zip((command.stdout, command.stderr), captures, strict=True))
         self._captures = captures
 
-        self._started_at = time.time()
         self._started = self._moved = time.monotonic()
         self._ended: float | None = None
         self._exit_code = 0
@@ -314,7 +313,7 @@ class _Keeper:
         exit_ = {
             "exit_code": self._exit_code,
             "ended_by": self._ended_by,
-            "started_at": self._started_at,
+            "started_at": self._command.started_at,
             "duration_seconds": self._ended - self._started,
             "stdout_chars": stdout.chars,
             "stderr_chars": stderr.chars,

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -37,6 +38,9 @@ class Launched:
     stderr: int
     stdin: int | None
     """To be fed and closed; None: it has /dev/null."""
+    started_at: float
+    """Seconds since 1970, from before its program could do anything: whoever sees a trace of it
+    comes later."""
 
 
 def become_subreaper() -> None:
@@ -56,6 +60,7 @@ def launch(argv: list[str], cwd: str, env: Mapping[str, str], *, feed_stdin: boo
             theirs_in, ours_in = os.open(os.devnull, os.O_RDONLY), -1
         ours_trouble, theirs_trouble = os.pipe()
         keeper = os.getpid()
+        started_at = time.time()
         pid = os.fork()
     except OSError as error:
         raise LaunchFailed(f"cannot start {argv[0]!r}: {error.strerror}") from error
@@ -68,7 +73,7 @@ def launch(argv: list[str], cwd: str, env: Mapping[str, str], *, feed_stdin: boo
     if trouble:
         os.waitpid(pid, 0)
         raise LaunchFailed(_explain(argv, cwd, env, *json.loads(trouble)))
-    return Launched(pid, ours_out, ours_err, ours_in if feed_stdin else None)
+    return Launched(pid, ours_out, ours_err, ours_in if feed_stdin else None, started_at)
 
 
 def _become(
@@ -120,7 +125,7 @@ def _explain(
             reason = f"no such program (looked from {cwd})"
         else:
             count = len(env.get("PATH", os.defpath).split(os.pathsep))
-            reason = f"no such program in the {count} folders of the step's PATH"
+            reason = f"no such program in the {count} folders of its PATH"
     elif code == errno.E2BIG:
         size = sum(len(os.fsencode(argument)) + 1 for argument in argv)
         reason = f"argument list or environment too long ({size} bytes of arguments)"
