@@ -46,6 +46,7 @@ test: $(VENV)/.ready
 bench: $(VENV)/.ready
 	@$(BIN)/python benchmarks/steps.py
 	@$(BIN)/python benchmarks/scale.py
+	@$(BIN)/python benchmarks/pool.py
 
 clean:
 	rm -rf $(VENV) .demo build dist *.egg-info

@@ -18,10 +18,17 @@ from temporalio.worker import Worker
 
 import activities
 import workflows
+from activities.backend import Backends
 from activities.binding import Binding
+from activities.compose import ComposeBackend
 from activities.contexts import Contexts
+from activities.hosts import HostBeats
+from activities.instances import Instances
+from activities.leases import PREFIX_VARIABLE, Leases
 from activities.limits import Slots
 from activities.missing import MissingRecords
+from activities.ports import PortProbe, port_range
+from activities.process import ProcessBackend
 from activities.results import Results
 from activities.secrets import WorkerEnvironment
 from activities.step import Steps
@@ -30,16 +37,26 @@ from activities.supervise import Supervisor
 from activities.threads import StepThreads
 from perdure.errors import PerdureError
 from perdure.messages import LimitOptions
-from perdure.names import control_queue, shared_queue, steps_queue
+from perdure.names import control_queue, instances_queue, shared_queue, steps_queue
+from perdure.pool_messages import PoolTimes
 from perdure.sandbox import sandbox
 from perdure.server_id import server_id
+from workflows.instance import InstanceWorkflow
 from workflows.limit import LimitWorkflow
+from workflows.pool import PoolWorkflow
 from workflows.suite import SuiteWorkflow
 from workflows.task import TaskWorkflow
 
 WORKFLOWS: Sequence[type] = (TaskWorkflow, SuiteWorkflow)
-SHARED_WORKFLOWS: Sequence[type] = (LimitWorkflow,)
+SHARED_WORKFLOWS: Sequence[type] = (LimitWorkflow, PoolWorkflow)
 """Those that serve all suites of a server."""
+
+HOST_WORKFLOWS: Sequence[type] = (InstanceWorkflow,)
+"""Those that look after what is on a host."""
+
+INSTANCE_SLOTS = 1_000
+"""Activities at once on a host's instances queue; each instance that is up takes one, which only
+waits."""
 
 BEAT_THROTTLE = timedelta(seconds=0.5)
 """The SDK's own throttle would make a cancel arrive after 4 to 7 s."""
@@ -65,7 +82,14 @@ class WorkerOptions:
     workers of a server must name the same."""
     limits: LimitOptions = field(default_factory=LimitOptions)
     """How the named limits are kept that tasks of this worker are the first to need."""
+    pools: PoolTimes = field(default_factory=PoolTimes)
+    """The same for pools."""
     environment: WorkerEnvironment = field(default_factory=WorkerEnvironment)
+    instances: Path | None = None
+    """Where environments' instances have their folders; None: `instances` beside `runs`. Workers
+    of one host name the same."""
+    max_instances: int | None = None
+    """Instances at a time on this host; None: as many as memory and ports allow."""
     step_slots: int = 200
     """Steps at once."""
     drain: timedelta = timedelta(seconds=10)
@@ -102,12 +126,35 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
         threads = StepThreads(options.step_slots)
         stack.callback(threads.close)
         contexts = Contexts(client)
-        steps = Steps(client, options.host, options.runs, options.environment, supervisor,
-                      threads, contexts)  # fmt: skip
         results = Results(client, options.runs, options.results, contexts)
         suites = SuiteResults(options.results, await server_id(client))
         shared = options.shared_queue or shared_queue(options.queue)
         slots = Slots(client, shared, options.limits)
+        compose = ComposeBackend(options.environment)
+        backends = Backends(
+            compose=compose,
+            process=ProcessBackend(options.environment),
+            root=options.instances or options.runs.with_name("instances"),
+            environment=options.environment,
+        )
+        steps = Steps(client, options.host, options.runs, options.environment, supervisor,
+                      threads, contexts, backends)  # fmt: skip
+        instances = Instances(client, backends, PortProbe(compose.cli.published_ports))
+        beats = HostBeats(
+            client,
+            options.host,
+            shared,
+            capacity=options.max_instances,
+            ports=port_range(options.environment.get),
+        )
+        leases = Leases(
+            client,
+            shared,
+            options.host,
+            tell=beats.tell,
+            times=options.pools,
+            prefix=options.environment.get(PREFIX_VARIABLE),
+        )
         common: dict[str, Any] = {
             "max_heartbeat_throttle_interval": BEAT_THROTTLE,
             "default_heartbeat_throttle_interval": BEAT_THROTTLE,
@@ -138,6 +185,11 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     slots.ask_slot,
                     slots.release_slot,
                     slots.remind_limits,
+                    leases.acquire_lease,
+                    leases.release_lease,
+                    leases.see_lease,
+                    leases.remind_pool,
+                    leases.set_demand,
                 ],
                 **common,
             ),
@@ -145,7 +197,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 client,
                 task_queue=shared,
                 workflows=SHARED_WORKFLOWS,
-                activities=[slots.probe_holders],
+                activities=[slots.probe_holders, leases.end_instances],
                 workflow_runner=sandbox(),
                 sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
                 # A process serves few limits, and many processes share this queue.
@@ -153,6 +205,28 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 max_concurrent_activity_task_polls=1,
                 max_concurrent_activities=4,
                 **common,
+            ),
+            Worker(
+                client,
+                task_queue=instances_queue(shared, options.host),
+                workflows=HOST_WORKFLOWS,
+                activities=[
+                    instances.prepare_environment,
+                    instances.start_instance,
+                    instances.reset_instance,
+                    instances.check_instance,
+                    instances.watch_instance,
+                    instances.stop_instance,
+                    instances.sweep_host,
+                ],
+                workflow_runner=sandbox(),
+                sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+                # Most workers look after few instances, or none.
+                max_concurrent_workflow_task_polls=2,
+                max_concurrent_activity_task_polls=2,
+                max_concurrent_activities=INSTANCE_SLOTS,
+                # Watches end with the worker only, and all else goes on where another takes it up.
+                **{**common, "graceful_shutdown_timeout": timedelta(0)},
             ),
         ]
         if not options.single_host:
@@ -167,6 +241,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
             )
         for worker in at_work:
             await stack.enter_async_context(worker)
+        await stack.enter_async_context(beats.beating())
         yield
 
 

@@ -15,11 +15,13 @@ from pydantic_core import from_json, to_json
 
 import activities.steps  # noqa: F401  (registers the built-in types)
 from activities.adoption import note_outcome, process_key, take_over, write_outcome
+from activities.backend import Backends
 from activities.host import StepHost
 from activities.leftovers import mask_logs
 from activities.places import RunPlace
 from activities.safe_files import own_folder
 from activities.secrets import SecretFile, WorkerEnvironment
+from activities.step_instances import StepInstances
 from activities.supervise import Supervisor
 from perdure.core.context import NotJson, check_json, diff
 from perdure.core.redaction import mask, mask_ops, redact, restore, texts_of
@@ -58,8 +60,12 @@ class _Host(StepHost):
 class Attempt:
     """One attempt, from its context to its outcome."""
 
-    def __init__(self, task: StepTask, host: str, place: RunPlace) -> None:
+    def __init__(
+        self, task: StepTask, host: str, place: RunPlace, backends: Backends | None = None
+    ) -> None:
+        """`backends`: of the environments whose instances are on this host."""
         self.task = task
+        self.instances = StepInstances(task.instances, backends)
         self.step = Step.from_dict(task.step)
         self.step_dir = self._own_dir = place.attempt(task.step["id"], task.attempt)
         """Its own directory, or that of a lost attempt whose ended process it takes over."""
@@ -77,7 +83,10 @@ class Attempt:
         self._over = False
 
     def prepare(
-        self, stored: dict[str, Any], environment: WorkerEnvironment, supervisor: Supervisor
+        self,
+        stored: dict[str, Any],
+        environment: WorkerEnvironment,
+        supervisor: Supervisor,
     ) -> None:
         """Make what the step function is given.
 
@@ -102,12 +111,13 @@ class Attempt:
             self.task,
             self.step,
             step_dir=self.step_dir,
-            workdir=self._place.work,
+            workdir=self._place.work_after(self.task.restarts),
             environment=environment,
             supervisor=supervisor,
             key=process_key(self.task, self.task.attempt),
             context=self.context,
             secrets=known,
+            instances=self.instances,
             folder=Path(self.task.folder) if self.task.folder else None,
         )
         self._before = stored
@@ -174,6 +184,15 @@ class Attempt:
     async def cancelled(self) -> StepOutcome:
         """The outcome of an attempt that was cancelled, with what it had written by then."""
         return await self._apart(self._salvaged, "cancelled", None, None)
+
+    async def judged(self, outcome: StepOutcome) -> StepOutcome:
+        """The same outcome; of a failure it says which of the task's instances are dead."""
+        failure = outcome.failure
+        if failure is None or failure.kind == "bad_input" or not self.task.instances:
+            return outcome
+        look = asyncio.ensure_future(self.instances.dead())
+        await _ended(look)
+        return replace(outcome, lost=look.result())
 
     async def write(self, outcome: StepOutcome) -> None:
         """Put the outcome on disk, then remove what may hold secrets; in this order, since the

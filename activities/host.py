@@ -18,9 +18,11 @@ from activities.adoption import own_end
 from activities.leftovers import Artifacts, created, merge_output, read_output
 from activities.safe_files import folder_below, own_folder
 from activities.secrets import MissingSecret, WorkerEnvironment, resolve, write_private
+from activities.step_instances import StepInstances
+from activities.step_log import TRIAL_MARK, StepLog
 from activities.supervise import ProcessExit, ProcessSpec, SpawnFailed, Supervisor
 from perdure.core.context import FIELDS
-from perdure.core.problems import one_line, shown
+from perdure.core.problems import shown
 from perdure.core.record import summed
 from perdure.core.redaction import STORED, restore, spellings, texts_of
 from perdure.core.secret_references import is_reference
@@ -45,29 +47,6 @@ _SECRET_LENGTH = 8
 LARGEST_AMOUNT = 1e300
 """Of a usage."""
 
-TRIAL_MARK = "pass_at_k_execution_id"
-"""The key of a context's metadata that names a trial of several."""
-_MARK_CHARACTERS = 300
-
-_log = logging.getLogger("perdure.steps")
-
-
-class StepLog(logging.LoggerAdapter[logging.Logger]):
-    """A step's log: its lines begin with `[<mark>] `, if there is one (T19)."""
-
-    def __init__(self, step: str, mark: Any = None) -> None:
-        """`step` is the attempt's name, an attribute of each record."""
-        super().__init__(_log, {"step": step})
-        # A document's metadata may hold anything; a line stays a line.
-        self._prefix = "" if mark is None else f"[{one_line(str(mark)[:_MARK_CHARACTERS])}] "
-
-    def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
-        """As every logger; all the other methods come through here."""
-        # What stands before a message with arguments is formatted together with it.
-        prefix = self._prefix.replace("%", "%%") if args else self._prefix
-        more["stacklevel"] = more.get("stacklevel", 1) + 1  # the caller, not this method
-        super().log(level, f"{prefix}{msg}" if prefix else msg, *args, **more)
-
 
 class StepHost:
     """Implements `perdure.steps.Host` for one attempt of a step.
@@ -88,19 +67,19 @@ class StepHost:
         key: str,
         context: Context,
         secrets: Mapping[str, Json] | None = None,
-        ports: Mapping[str, int] | None = None,
-        project_names: Mapping[str, str] | None = None,
+        instances: StepInstances | None = None,
         folder: Path | None = None,
     ) -> None:
         """`key` marks the attempt's processes.
 
         `context` is what the step is given, secrets in their places; `secrets` are those of the
-        run's secret file, by name. `project_names` are by environment. `folder` is where relative
-        paths of `from_file` start; None: the worker's current one.
+        run's secret file, by name. `instances`: of the task's environments. `folder` is where
+        relative paths of `from_file` start; None: the worker's current one.
         """
         self._workdir = workdir
         self.step_dir = step_dir
-        self.ports: Mapping[str, int] = dict(ports or {})
+        self.instances = instances or StepInstances()
+        self.ports: Mapping[str, int] = self.instances.ports
         self.attempt = task.attempt
         self.run_id = task.run.run_id
         self.task_id = task.run.task_id
@@ -115,7 +94,6 @@ class StepHost:
         self._key = key
         self._context = context
         self._stored = dict(secrets or {})
-        self._project_names = dict(project_names or {})
         self._folder = folder
         self._values = set(texts_of(list(self._stored.values())))
         self._began = self._moved_at = time.monotonic()
@@ -126,6 +104,7 @@ class StepHost:
         self._usage: dict[str, float] = {}
         self._counting = threading.Lock()
         self._note_passed_secrets()
+        self._values.update(self.instances.secrets(environment))
 
     @property
     def workdir(self) -> Path:
@@ -242,10 +221,12 @@ class StepHost:
         env: Mapping[str, Json] | None = None,
         stdin: bytes | None = None,
         adopt: bool = True,
+        whole_env: Mapping[str, str] | None = None,
     ) -> ProcessResult:
         """Run a process under the supervisor, with the step's environment, limits and files.
 
-        `env` adds to what every step's process sees; values are texts or secret references. The
+        `env` adds to what every step's process sees; values are texts or secret references.
+        `whole_env` is all that it sees, in place of that. The
         step's time limits count from the start of the attempt. `adopt`: take over the end of this
         process if a lost attempt left it. Raises StepFailed (type `SpawnFailed`, not retried) if it
         cannot be started.
@@ -266,7 +247,7 @@ class StepHost:
             key=self._key if number == 1 else f"{self._key}/{number}",
             argv=list(argv),
             cwd=self.workdir if cwd is None else cwd,
-            env=self.environ(env),
+            env=self.environ(env) if whole_env is None else whole_env,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -299,12 +280,22 @@ class StepHost:
         own = self._environment.variables
         variables = {name: own[name] for name in OWN_VARIABLES if name in own}
         variables |= self._passed()
-        variables |= {name: str(port) for name, port in self.ports.items()}
-        for environment, project in self._project_names.items():
-            variables[f"{environment.upper().replace('-', '_')}_PROJECT_NAME"] = project
-        for name, value in {**self._step.body.get("env", {}), **(env or {})}.items():
-            variables[name] = _variable(self.resolved(value))
-        return variables | {
+        variables |= self.instances.variables
+        return {**variables, **self.step_variables(env), **self.own_variables()}
+
+    @property
+    def worker_variables(self) -> Mapping[str, str]:
+        """The worker's own environment."""
+        return self._environment.variables
+
+    def step_variables(self, env: Mapping[str, Json] | None = None) -> dict[str, str]:
+        """Those that the step names under `env`, and those given. Raises StepFailed as `secret`."""
+        named = {**self._step.body.get("env", {}), **(env or {})}
+        return {name: _variable(self.resolved(value)) for name, value in named.items()}
+
+    def own_variables(self) -> dict[str, str]:
+        """perdure's own, by which a process knows what it is for and where its files are."""
+        return {
             "PERDURE_TASK_ID": self.task_id,
             "PERDURE_STEP_ID": self._step.id,
             "PERDURE_RUN_ID": self.run_id,

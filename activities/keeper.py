@@ -34,6 +34,7 @@ from typing import Any
 from activities import procfs
 from activities.capture import Capture
 from activities.launch import Launched, LaunchFailed, become_subreaper, launch
+from activities.sigchld import drain, wake_up_on_sigchld
 
 FRAME_HEADER = struct.Struct(">QQ")
 TOUCH, TERMINATE, INTERRUPT = b"t", b"T", b"I"
@@ -326,23 +327,6 @@ class _Keeper:
 
 
 # --- Descriptors ---------------------------------------------------------------------------------
-
-
-def wake_up_on_sigchld() -> int:
-    """A descriptor that becomes readable whenever a child of this process ends."""
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
-    os.set_blocking(theirs, False)
-    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    return ours
-
-
-def drain(descriptor: int) -> None:
-    """Empty a non-blocking pipe."""
-    with contextlib.suppress(BlockingIOError):
-        while len(os.read(descriptor, 4096)) == 4096:
-            pass
 
 
 def _is_gone(descriptor: int) -> bool:

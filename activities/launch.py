@@ -13,8 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,8 +28,7 @@ class LaunchFailed(Exception):
     """The command did not start; the text says why."""
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     """A command that runs, and our ends of its pipes."""
 
     pid: int

@@ -104,13 +104,18 @@ class Slots:
 
     @activity.defn(name=PROBE_HOLDERS)
     async def probe_holders(self, probe: ProbeHolders) -> list[Holder]:
-        """Those of these chains of runs that are closed, in the same order."""
+        """Those of these chains of runs that are closed, in the same order.
+
+        One without a run id is closed when no workflow of its id is open.
+        """
         places = asyncio.Semaphore(LOOKS_AT_ONCE)
 
         async def is_gone(holder: Holder) -> bool:
             async with places:
                 found = await find_execution(self._client, holder.workflow_id)
-            return found is None or not found.is_open or found.first_run_id != holder.run_id
+            if found is None or not found.is_open:
+                return True
+            return holder.run_id not in ("", found.first_run_id)
 
         gone = await asyncio.gather(*map(is_gone, probe.holders))
         return [holder for holder, is_so in zip(probe.holders, gone, strict=True) if is_so]

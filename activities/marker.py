@@ -36,6 +36,17 @@ def find(key: str, *, prefix: bool = False) -> list[procfs.Seen]:
     ]
 
 
+def carriers(prefix: str) -> dict[str, list[procfs.Seen]]:
+    """The living processes whose marker begins with `prefix`, ours excepted, by their marker."""
+    start = f"{MARKER}="
+    found: dict[str, list[procfs.Seen]] = {}
+    for process, environment in _environments():
+        for variable in environment:
+            if variable.startswith(start + prefix):
+                found.setdefault(variable.removeprefix(start), []).append(process)
+    return found
+
+
 def sweep(key: str, *, prefix: bool = False) -> list[int]:
     """Kill every process that carries a marker, until there are none; return their pids.
 

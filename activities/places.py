@@ -3,6 +3,7 @@
 ```
 <state>/runs/<suite>/<task>/<trial>/<run id>/
     work/                     PERDURE_WORKDIR, shared by the run's steps
+    work.1/                   the same after the run has started over, for want of an environment
     steps/<step>.<attempt>/   logs, exit.json, outcome.json, artifacts/; if it has need of one
     outcomes.jsonl            the outcomes of the attempts that had no need of a directory
     secrets.json              values written under redacted keys; removed at the run's end
@@ -37,6 +38,10 @@ class RunPlace:
     def work(self) -> Path:
         """The run's working directory."""
         return self.root / "work"
+
+    def work_after(self, restarts: int) -> Path:
+        """The working directory of a run that has started over so often: a new one each time."""
+        return self.work.with_name(f"work.{restarts}") if restarts else self.work
 
     @cached_property
     def steps(self) -> Path:

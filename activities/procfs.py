@@ -8,13 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _HAS_CHILDREN_FILE = os.path.exists("/proc/thread-self/children")
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A process at one moment: a pid alone may belong to another one a moment later."""
 
     pid: int

@@ -85,7 +85,8 @@ class Results:
         """
         summary = end.summary
         try:
-            await asyncio.to_thread(self.write_run, end)
+            if not summary.withdrawn:  # nothing of it has run; an earlier run's record stays
+                await asyncio.to_thread(self.write_run, end)
         except OSError as error:
             note = self.unwritten_note(end.run, end.results_dir, error)
             summary = clip_summary(replace(summary, note=note, unwritten=True))
@@ -97,7 +98,19 @@ class Results:
         self._contexts.forget(end.run.run_id)
         if end.suite_workflow_id:
             await self._tell(end.suite_workflow_id, end.suite_run_id, summary)
+        if summary.withdrawn:
+            await self.cancel_withdrawn(end.run)
         return summary
+
+    async def cancel_withdrawn(self, run: RunRef) -> None:
+        """Ask a task that ends before it began to end as cancelled; it cannot ask itself (server
+        1.32)."""
+        chain = self._client.get_workflow_handle(run.workflow_id, first_execution_run_id=run.run_id)
+        try:
+            await chain.cancel()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended
+                raise
 
     @activity.defn(name=PROBE_TRIALS)
     async def probe_trials(self, probe: ProbeTrials) -> list[ClosedTrial]:

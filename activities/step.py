@@ -21,6 +21,7 @@ from temporalio.service import RPCError
 
 from activities.adoption import Earlier
 from activities.attempt import Attempt
+from activities.backend import Backends
 from activities.contexts import Contexts, ContextUnavailable, StaleAttempt
 from activities.places import RunPlace, UnsafeName
 from activities.results import is_open
@@ -53,8 +54,9 @@ class Steps:
         supervisor: Supervisor,
         threads: StepThreads,
         contexts: Contexts,
+        backends: Backends | None = None,
     ) -> None:
-        """`runs`: below it each run has its directory."""
+        """`runs`: below it each run has its directory. `backends`: of instances on this host."""
         self._client = client
         self._host = host
         self._runs = runs
@@ -62,6 +64,7 @@ class Steps:
         self._supervisor = supervisor
         self._threads = threads
         self._contexts = contexts
+        self._backends = backends
         self._under_way: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._left_behind: dict[tuple[str, str], StillRunning] = {}
         """Functions that go on although their attempt is over."""
@@ -84,11 +87,12 @@ class Steps:
             place.attempt(task.step["id"], task.attempt)
         except UnsafeName as error:
             raise ApplicationError(str(error), type=BAD_INPUT, non_retryable=True) from None
-        attempt = Attempt(task, self._host, place)
+        attempt = Attempt(task, self._host, place, self._backends)
         try:
             with self._beating(attempt):
                 outcome = await self._run(attempt, place)
                 if not outcome.adopted:
+                    outcome = await attempt.judged(outcome)
                     await attempt.write(outcome)
         except (SupervisorLost, ContextUnavailable) as error:
             raise ApplicationError(str(error), type=WORKER_LOST, non_retryable=True) from error

@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 from activities import keeper, procfs
 from activities.launch import become_subreaper
+from activities.sigchld import drain, wake_up_on_sigchld
 
 NUMBER_BYTES = 4
 
@@ -41,7 +42,7 @@ class _Supervisor:
         """Keepers that were killed and whose orphans may still live."""
         # Keepers hold the reading end: it ends when we do, however that comes.
         self._lifeline, self._our_life = os.pipe()
-        self._wake_up = keeper.wake_up_on_sigchld()
+        self._wake_up = wake_up_on_sigchld()
         self._poll = select.poll()
         self._poll.register(requests.fileno(), select.POLLIN)
         self._poll.register(self._wake_up, select.POLLIN)
@@ -57,7 +58,7 @@ class _Supervisor:
         while True:
             patience_ms = _BETWEEN_LOOKS_MS if self._lost else None
             ready = {descriptor for descriptor, _ in self._poll.poll(patience_ms)}
-            keeper.drain(self._wake_up)
+            drain(self._wake_up)
             self._reap()
             self._clear_up()
             if self._worker in ready:
@@ -71,7 +72,7 @@ class _Supervisor:
         self._reap()
         while self._keepers or self._lost:
             select.select([self._wake_up], [], [], _BETWEEN_LOOKS_MS / 1000)
-            keeper.drain(self._wake_up)
+            drain(self._wake_up)
             self._reap()
             self._clear_up()
 

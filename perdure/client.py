@@ -31,11 +31,13 @@ from perdure.link import Link
 from perdure.listing import RunEntry, SuiteEntry, list_runs, list_suites
 from perdure.messages import Json, SuiteInput, TaskOptions
 from perdure.names import suite_workflow_id
+from perdure.pool_handle import PoolHandle, PoolRefused
 from perdure.preparation import Preparation, new_suite_id
 from perdure.stored_tasks import StoredTasks
 from perdure.suite_history import definition_of
 from perdure.suite_input import (
     check_id,
+    definitions_of,
     suite_input,
     suite_task,
 )
@@ -49,18 +51,21 @@ from perdure.suite_settings import (
     check_keywords,
     chosen,
     list_options,
+    pool_use,
     rebound,
     worker_of,
 )
 from perdure.suites import Begun, SuiteChanged, SuiteOpen
 from perdure.task_handle import TaskFailed, TaskHandle, TaskResult, parse_run
 from perdure.task_sources import TaskSource, load_tasks
-from perdure.task_start import start_trial
+from perdure.task_start import NO_LEASE, Leasing, start_trial
 from perdure.task_store import StoredTask, TaskStore
 from perdure.workers import WorkerConfig
 
 __all__ = [
     "Perdure",
+    "PoolHandle",
+    "PoolRefused",
     "RetrySettings",
     "RunEntry",
     "StepCompleted",
@@ -193,6 +198,8 @@ class Perdure:
             max_failures=settings.get("max_failures"),
             max_cost=settings.get("max_cost"),
             retry_infrastructure=chosen(settings.get("retry_infrastructure"), RETRY_INFRASTRUCTURE),
+            pool=pool_use(settings),
+            environments=definitions_of(loaded),
         )
         await self._preparation.check_here(loaded, name, options, worker)
         starter = self._preparation.starter(name, worker, settings.get("say"))
@@ -258,7 +265,7 @@ class Perdure:
             suite,
             only_failed_trials=only_failed_trials,
             changed=lambda start: rebound(start, settings),
-            check=lambda tasks: self._preparation.check_again(tasks, worker),
+            check=lambda tasks: self._preparation.check_again(tasks, old.environments, worker),
         )
         return SuiteRun(self._link, begun)
 
@@ -284,6 +291,16 @@ class Perdure:
         is_served = self._embedded.is_served if self._embedded else None
         return await list_suites(self.client, is_served)
 
+    # --- Pools ------------------------------------------------------------------------------
+
+    def pool(self, name: str = "default", *, worker: WorkerConfig | None = None) -> PoolHandle:
+        """A pool of environments; asks the server nothing yet.
+
+        `worker`: for workers of the embedded server that orders need. Raises PerdureError for what
+        cannot be a pool's name.
+        """
+        return PoolHandle(self._link, self.settings, name, worker)
+
     # --- Tasks ------------------------------------------------------------------------------
 
     async def start_task(
@@ -297,18 +314,26 @@ class Perdure:
         steps: Sequence[str] = (),
         results_dir: str | Path | None = None,
         worker: WorkerConfig | None = None,
+        env_config: str | Path | None = None,
+        root: str | Path | None = None,
+        pool: str | None = None,
     ) -> TaskHandle:
         """Start one task by itself.
 
         It is named `task/<suite>/<task>/<trial>`; without `trial` it gets the next free one, so a
         task can be started any number of times. Tasks of one `suite` share a worker: name one
-        for tasks that need another `worker`.
+        for tasks that need another `worker`. `env_config`, `root` and `pool`: as of `start_suite`.
 
         Raises InvalidDocuments, TaskRunning if the named trial is open, and PerdureError.
         """
         worker = worker_of({"worker": worker, "steps": steps})
         loaded = await load_tasks(
-            task, seed=seed, only=(), steps=worker.steps, store=self.tasks.store
+            task,
+            seed=seed,
+            only=(),
+            steps=worker.steps,
+            lists=list_options({"env_config": env_config, "root": root}),
+            store=self.tasks.store,
         )
         if len(loaded) != 1:
             raise PerdureError(
@@ -320,8 +345,10 @@ class Perdure:
         beside = await find_execution(self.client, suite_workflow_id(suite))
         if beside is None or not beside.is_open:  # one that is open shares its worker with the task
             await self._preparation.make_way(queue)
+        definitions = tuple(definition.to_json() for definition in loaded[0].definitions)
+        leasing = Leasing(pool_use({"pool": pool}), definitions) if definitions else NO_LEASE
         trial, run_id = await start_trial(
-            self.client, suite_task(loaded[0], options), suite, trial, options, queue
+            self.client, suite_task(loaded[0], options), suite, trial, options, queue, leasing
         )
         await self._preparation.serve(queue, worker)
         return TaskHandle(self._link, suite, loaded[0].task.id, trial, run_id)

@@ -10,17 +10,19 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perdure.core.json_values import check_json
-from perdure.core.problems import TOO_MANY, Place, Problem, TooManyProblems, listed, shown
+from perdure.core.problems import TOO_MANY, Place, Problem, TooManyProblems, shown
 from perdure.core.seeds import SeedTooLarge, fill
 from perdure.core.task import InvalidTask, Task, parse_task
 from perdure.document_paths import CONFIGURATION_NAMES, Found, find
 from perdure.document_problems import DocumentProblem, InvalidDocuments, LineOf, placed
 from perdure.dtap import DtapProjects
 from perdure.dtap_layout import DtapTask
+from perdure.environment_definitions import EnvironmentDefinitions
 from perdure.environment_files import Configuration, configuration
 from perdure.judged import without_judged
 from perdure.lists import ListOptions, SkippedTask
@@ -79,14 +81,17 @@ def load_document(
     custom_types: Mapping[str, frozenset[str]] | None = None,
     base: str | Path = ".",
     source: str = "document",
+    lists: ListOptions | None = None,
 ) -> Documents:
     """Load one task from a mapping or list of steps, as `load` does from a file.
 
     The document is not changed. `base` is the folder that a python step's `file` is relative to;
-    `source` stands for the file's name in errors.
+    `source` stands for the file's name in errors; `lists` says where its environments are
+    described.
     """
-    loading = _Loading(dict(seed or {}), custom_types or {}, ListOptions())
+    loading = _Loading(dict(seed or {}), custom_types or {}, lists or ListOptions())
     loading.check(document, default_id, source, source, Path(base), _no_line)
+    loading.define_environments()
     return loading.documents
 
 
@@ -315,22 +320,29 @@ class _Loading:
             problems += more
         documents.tasks[:] = tasks
         documents.problems.extend(problems)
+        self.define_environments()
         if not lists.validating:
-            self._warn_of_environments()
             self._report_configurations_alone()
 
-    def _warn_of_environments(self) -> None:
-        """A DTap task is not refused for environments that nobody starts: it may find its own."""
-        needing = [task for task in self.documents.tasks if task.dtap and task.task.environments]
-        if not needing:
-            return
-        names = dict.fromkeys(name for task in needing for name in task.task.environments)
-        who = f"this task and {len(needing) - 1} more need" if needing[1:] else "this task needs"
-        self.warn(
-            needing[0].source,
-            f"{who} environments ({listed(names)}), which this version of perdure does not start",
-            "have them running, and hand on their ports by --pass-env",
-        )
+    def define_environments(self) -> None:
+        """Have the definitions of all environments that the tasks name."""
+        documents, lists = self.documents, self._lists
+        definitions = EnvironmentDefinitions(lists, self._projects.environments)
+        unready: list[DocumentProblem] = []
+        for position, loaded in enumerate(documents.tasks):
+            if lists.validating and not definitions.are_described(loaded):
+                continue  # the env.yaml that it is to run with was not named
+            defined = definitions.of(loaded)
+            unready += [problem for problem in defined.problems if problem not in unready]
+            documents.tasks[position] = replace(
+                loaded, definitions=defined.definitions, environments_digest=defined.digest
+            )
+        if not lists.validating:
+            documents.unready.extend(unready)
+        elif lists.env_config:
+            documents.problems.extend(unready)
+        else:
+            documents.warnings.extend(unready)
 
     def _report_configurations_alone(self) -> None:
         documents = self.documents

@@ -2,10 +2,10 @@
 
 The task has one step, `run`: the task command, for the shell, with `{task_dir}` replaced by the
 directory's absolute path, quoted where it has to be. It runs in the project's folder, which is on
-its `PYTHONPATH` (P52); `PERDURE_TASK_DIR` names the directory as well, and `EVAL_RESULTS_ROOT` is
-handed on if it is set. `metadata` has what is known of domain, type, threat_model, risk_category
-and task_id, and `task_dir`. `environments` are those behind the MCP servers that config.yaml names
-(P10-P15).
+its `PYTHONPATH` (P52); `PERDURE_TASK_DIR` names the directory as well, and `EVAL_RESULTS_ROOT` and
+`DT_PORT_RANGE` are handed on if they are set. `metadata` has what is known of domain, type,
+threat_model, risk_category and task_id, and `task_dir`. `environments` are those behind the MCP
+servers that config.yaml names (P10-P15).
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 STEP_ID = "run"
 DIRECTORY_VARIABLE = "PERDURE_TASK_DIR"
+
+_PORT_RANGE = ("DT_PORT_RANGE", "DT_PORT_RANGE_START", "DT_PORT_RANGE_END")
+"""Where a task's own servers look for their ports (P52)."""
 
 _DEFINING_FILES = ("judge.py", "setup.sh")
 """Beside its config.yaml: an edit of one of them makes another task of a directory."""
@@ -89,6 +92,12 @@ class DtapProjects:
         self._servers: dict[Path, Checked[McpServers]] = {}
         self._check_options()
 
+    def environments(self, file: Path) -> Checked[Environments]:
+        """What an env.yaml says; its problems and warnings are among these projects', once."""
+        if file not in self._environments:
+            self._environments[file] = self._taken(read_environments(file))
+        return self._environments[file]
+
     def make(self, task: DtapTask) -> Made | None:
         """The document of a directory; None: its project's problems are to be put right first."""
         project = self._project(task)
@@ -114,6 +123,7 @@ class DtapProjects:
         env = {"PYTHONPATH": root, DIRECTORY_VARIABLE: directory}
         if results := results_root(self._environ):
             env[RESULTS_VARIABLE] = results
+        env |= {name: self._environ[name] for name in _PORT_RANGE if self._environ.get(name)}
         step = {
             "id": STEP_ID,
             "type": "command",
@@ -163,9 +173,7 @@ class DtapProjects:
         file = self._lists.env_config or config_file(task.root, "env.yaml")
         environments = Environments()
         if file is not None:
-            if file not in self._environments:
-                self._environments[file] = self._taken(read_environments(file))
-            environments = self._environments[file].value
+            environments = self.environments(file).value
         command = self._lists.task_command or environments.task_command
         config = str(task.directory / CONFIG_FILE)
         if command is None or not command.strip():
@@ -194,7 +202,7 @@ class DtapProjects:
                 "name the project's folder",
             )
         if lists.env_config is not None:
-            self._environments[lists.env_config] = self._taken(read_environments(lists.env_config))
+            self.environments(lists.env_config)
         if lists.mcp_config is not None:
             self._servers[lists.mcp_config] = self._taken(read_mcp_servers(lists.mcp_config))
 

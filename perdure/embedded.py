@@ -97,6 +97,16 @@ class Embedded:
         if not self.is_served(queue):
             await self._start(queue, self._abandoned[queue])
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether any worker is up, or will be at once: one of this process, which is looked after.
+
+        Each serves what all suites share, beside its own queue.
+        """
+        return bool(self._workers) or any(
+            user.role == "worker" for user in users(self._settings.state)
+        )
+
     def is_served(self, queue: str) -> bool:
         """Whether a worker that `serve` started, here or in another process, is on the queue."""
         return bool(workers_on(self._settings.state, queue))

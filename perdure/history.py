@@ -12,16 +12,30 @@ from typing import Any
 
 from temporalio.api.common.v1 import Payloads
 from temporalio.api.enums.v1 import EventType
-from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.history.v1 import (
+    HistoryEvent,
+    WorkflowExecutionSignaledEventAttributes,
+)
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from perdure.attempt_ends import take_error
+from perdure.core.pool_decisions import Grant, LoseLease, Refuse
 from perdure.core.run import TASK_TIMEOUT, BadStart, Dispatch, RunFailure, TaskRun
 from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
 from perdure.messages import FailureKind, Json, RunRef, SlotGrant, StepOutcome, TaskInput
-from perdure.names import ASK_SLOT, BAD_INPUT, RUN_STEP, SLOT_GRANTED, TIME_LIMIT_TIMER
+from perdure.names import (
+    ASK_SLOT,
+    BAD_INPUT,
+    LEASE_GRANTED,
+    LEASE_LOST,
+    LEASE_REFUSED,
+    RUN_STEP,
+    SLOT_GRANTED,
+    TIME_LIMIT_TIMER,
+    WITHDRAW,
+)
 
 RunEvent = dict[str, Any]
 Context = dict[str, Json]
@@ -188,7 +202,8 @@ class TaskHistory:
                 await self._apply(self._run, event)
                 self._tell()
         failure = self._run.failure
-        if self._run.cancelled is not None or (failure and failure.type == TASK_TIMEOUT):
+        is_stopped = self._run.cancelled is not None or self._run.is_parting
+        if is_stopped or (failure and failure.type == TASK_TIMEOUT):
             # Begun with the signals and cancelled by what came with them: the server never knew.
             for dispatch in self._ready.values():
                 self._run.finish(dispatch, StepOutcome(status="cancelled"), now)
@@ -204,7 +219,7 @@ class TaskHistory:
         return bool(is_bound or not self._start.options.multi_host)
 
     async def _take_signals(self, run: TaskRun, started: int, events: list[HistoryEvent]) -> None:
-        """Take the grants of slots among the events.
+        """Take the grants of slots and what the pool and the suite say of the lease.
 
         The SDK (1.35) lets the code run once with the signals alone, before anything else that
         came with them: so what they let begin began before that.
@@ -217,13 +232,31 @@ class TaskHistory:
         for event in events:
             if event.event_type == _SIGNAL:
                 signal = event.workflow_execution_signaled_event_attributes
-                if signal.signal_name == SLOT_GRANTED and not self._closed:
+                if not self._closed:
                     with contextlib.suppress(HistoryError):  # dropped by the SDK, too
-                        grant = await self._decoder.value(signal.input, SlotGrant)
-                        is_granted = run.grant(grant) or is_granted
+                        is_granted = await self._take_signal(run, signal) or is_granted
         self._handing_over = self._handing_over or is_long
-        if is_granted and not self._handing_over:
+        # With a choice of hosts, one that the grant does not name is chosen first.
+        is_bound = self._drives_at_once() or run.lease_host is not None
+        if is_granted and is_bound and not self._handing_over:
             self._take_ready(run)
+
+    async def _take_signal(
+        self, run: TaskRun, signal: WorkflowExecutionSignaledEventAttributes
+    ) -> bool:
+        """Tell the run what a signal says; True if steps may begin by it."""
+        name, value = signal.signal_name, signal.input
+        if name == SLOT_GRANTED:
+            return run.grant(await self._decoder.value(value, SlotGrant))
+        if name == LEASE_GRANTED:
+            return run.lease_granted(await self._decoder.value(value, Grant), self._now)
+        if name == LEASE_REFUSED:
+            run.lease_refused(await self._decoder.value(value, Refuse), self._now)
+        elif name == LEASE_LOST:
+            run.lease_lost(await self._decoder.value(value, LoseLease), self._now)
+        elif name == WITHDRAW:
+            run.withdraw(self._now)
+        return False
 
     async def _apply(self, run: TaskRun, event: HistoryEvent) -> None:
         if event.event_type == _CANCEL:

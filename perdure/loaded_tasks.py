@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perdure.core.pool_definitions import Definition
 from perdure.core.problems import Problem
 from perdure.core.step_types import NOT_YET_RUN
 from perdure.core.task import Task
@@ -33,6 +34,10 @@ class LoadedTask:
     """The document as it was written, seeds not filled in and scripts not embedded."""
     dtap: DtapTask | None = None
     """The directory that the task was made of, if it is one of the DTap layout."""
+    definitions: tuple[Definition, ...] = ()
+    """Those of its environments, in its order."""
+    environments_digest: str = ""
+    """Of what its environments are, in hex: their numbers and time limits do not count."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Documents:
     """In the order of the paths, trees in sorted order; those without problems."""
     problems: list[DocumentProblem] = field(default_factory=list)
     warnings: list[DocumentProblem] = field(default_factory=list)
+    unready: list[DocumentProblem] = field(default_factory=list)
+    """What is wrong with the environments of the tasks: they are good, and cannot run here."""
     skipped: list[SkippedTask] = field(default_factory=list)
     """Tasks that were wanted and are left out, since they have been judged (`skip_existing`)."""
     configurations: list[Configuration] = field(default_factory=list)
@@ -56,10 +63,7 @@ class Documents:
 
 
 def unsupported(loaded: LoadedTask) -> list[DocumentProblem]:
-    """What the task's document may say but this version cannot run; `validate` lets it pass.
-
-    That a DTap task's environments are not started is a warning of `load`, and nothing here.
-    """
+    """What the task's document may say but this version cannot run; `validate` lets it pass."""
     task, problems = loaded.task, []
     remedy = "remove it, or only validate the document"
     document = task.to_dict()
@@ -68,8 +72,7 @@ def unsupported(loaded: LoadedTask) -> list[DocumentProblem]:
         message = f"this version of perdure cannot run {what}"
         problems.append(_locate(Problem(path, message, remedy), loaded, document))
 
-    task_keys = NOT_YET_RUN.task_keys - ({"environments"} if loaded.dtap else set())
-    for key in sorted(task_keys & document.keys()):
+    for key in sorted(NOT_YET_RUN.task_keys & document.keys()):
         report((key,), f"tasks with {key}")
     for position, step in enumerate(document["steps"]):
         if step["type"] in NOT_YET_RUN.types:
@@ -78,6 +81,11 @@ def unsupported(loaded: LoadedTask) -> list[DocumentProblem]:
         for key in sorted(not_run & step.keys()):
             report(("steps", position, key), f"{step['type']} steps with {key}")
     return problems
+
+
+def located(problem: Problem, loaded: LoadedTask) -> DocumentProblem:
+    """A problem of a loaded task, as one of its file."""
+    return _locate(problem, loaded, loaded.task.to_dict())
 
 
 def _locate(problem: Problem, loaded: LoadedTask, document: Any) -> DocumentProblem:

@@ -67,6 +67,8 @@ class StepOutcome:
     """Paths declared under `creates` that exist after the step."""
     adopted: bool = False
     """True: found on disk, written by an earlier attempt whose report was lost."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Of a failed attempt: the environments whose instances were found dead after it, and why."""
 
 
 # --- Running one task -------------------------------------------------------------------------
@@ -103,6 +105,17 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
+class PoolUse:
+    """How the tasks of a suite use a pool; part of `SuiteInput` and of `TaskInput`."""
+
+    pool: str = "default"
+    max_parallel: int | None = None
+    """Leases of the suite at a time."""
+    keep_envs: bool = False
+    """True: instances stay when nobody needs them any more."""
+
+
+@dataclass(frozen=True)
 class TaskInput:
     """Start of a TaskWorkflow."""
 
@@ -126,6 +139,10 @@ class TaskInput:
     """Who hears of the end by the signal `trial_ended`; None: a task started by itself."""
     state: dict[str, Any] | None = None
     """Carried over a continue-as-new (`perdure.core.run.TaskRun.state`)."""
+    pool: PoolUse | None = None
+    """Where the task takes its lease before its first step; None: it takes none."""
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    """Definitions of the environments that it names, in its order."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +155,20 @@ class RunRef:
     suite: str
     task_id: str
     trial: int
+
+
+@dataclass(frozen=True)
+class StepInstance:
+    """An instance as a step of its holder needs it; part of `StepTask`."""
+
+    environment: str
+    project: str
+    ports: dict[str, int] = field(default_factory=dict)
+    number: int = 0
+    pool: str = "default"
+    pool_uuid: str = ""
+    definition: dict[str, Any] | None = None
+    """What steps that act on it need, and whoever looks whether it is still alive."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +196,10 @@ class StepTask:
     folder: str | None = None
     results_dir: str | None = None
     suite_workflow_id: str | None = None
+    instances: list[StepInstance] = field(default_factory=list)
+    """Those of the task's lease, in the order of its environments."""
+    restarts: int = 0
+    """How often the run has started over: each time in a new working directory."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +244,8 @@ class TrialSummary:
     usage: dict[str, float] = field(default_factory=dict)
     note: str | None = None
     """What went wrong beside the task, for example a record that could not be written."""
+    withdrawn: bool = False
+    """True: it had not begun, and its suite did not want it any more: it counts as not run."""
     unwritten: bool = False
     """True: its record is not among the files of results; the workflow's history has it."""
 
@@ -270,6 +307,10 @@ class SuiteInput:
     was started anew. None: all may be."""
     state: dict[str, Any] | None = None
     """Carried over a continue-as-new (`perdure.core.suite.Suite.state`)."""
+    pool: PoolUse | None = None
+    """Where its tasks take their leases; None: no task needs an environment, and none is asked."""
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Definitions of all environments that tasks name, by name."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 TASK_WORKFLOW = "TaskWorkflow"
 SUITE_WORKFLOW = "SuiteWorkflow"
 LIMIT_WORKFLOW = "LimitWorkflow"
+POOL_WORKFLOW = "PoolWorkflow"
+INSTANCE_WORKFLOW = "InstanceWorkflow"
 
 RUN_STEP = "run_step"
 BIND_HOST = "bind_host"
@@ -16,11 +18,46 @@ ASK_SLOT = "ask_slot"
 RELEASE_SLOT = "release_slot"
 REMIND_LIMITS = "remind_limits"
 PROBE_HOLDERS = "probe_holders"
+ACQUIRE_LEASE = "acquire_lease"
+RELEASE_LEASE = "release_lease"
+SEE_LEASE = "see_lease"
+REMIND_POOL = "remind_pool"
+SET_DEMAND = "set_demand"
+END_INSTANCES = "end_instances"
+PREPARE_ENVIRONMENT = "prepare_environment"
+START_INSTANCE = "start_instance"
+RESET_INSTANCE = "reset_instance"
+CHECK_INSTANCE = "check_instance"
+WATCH_INSTANCE = "watch_instance"
+STOP_INSTANCE = "stop_instance"
+SWEEP_HOST = "sweep_host"
 
 SLOT_GRANTED = "slot_granted"
 REQUEST_SLOT = "request_slot"
 SLOT_RELEASED = "slot_released"
 """Signals: of a limit to the task that holds a slot, of the task to the limit."""
+
+REQUEST_LEASE = "request_lease"
+LEASE_RELEASED = "lease_released"
+LEASE_SEEN = "lease_seen"
+DEMAND_SET = "demand_set"
+HOST_BEAT = "host_beat"
+INSTANCE_ANSWERED = "instance_answered"
+"""Signals to a pool."""
+
+LEASE_GRANTED = "lease_granted"
+LEASE_REFUSED = "lease_refused"
+LEASE_LOST = "lease_lost"
+"""Signals of a pool to the holder of a lease."""
+
+ORDER = "order"
+"""Signal of a pool to an instance."""
+
+WISH = "wish"
+"""Update of a pool: what people ask for."""
+
+WITHDRAW = "withdraw"
+"""Signal of a suite to a task: do not begin, if you still wait for environments."""
 
 TIME_LIMIT_TIMER = "time limit of the task"
 """The summary by which a task's history tells this timer from others."""
@@ -71,6 +108,22 @@ def suite_workflow_id(suite: str) -> str:
 def limit_workflow_id(limit: str) -> str:
     """The workflow id of a named limit: one for all suites of a server."""
     return f"limit/{limit}"
+
+
+def pool_workflow_id(pool: str) -> str:
+    """The workflow id of a pool."""
+    return f"pool/{pool}"
+
+
+def instance_workflow_id(pool: str, environment: str, number: int) -> str:
+    """The workflow id of an instance of a pool."""
+    return f"instance/{pool}/{environment}/{number}"
+
+
+def instances_queue(shared: str, host: str) -> str:
+    """Where the instances of a host are looked after; `shared` is the queue that all workers of a
+    server share."""
+    return f"{shared}/{host}/instances"
 
 
 def steps_queue(queue: str, host: str) -> str:

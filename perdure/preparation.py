@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from temporalio.client import Client
 
@@ -17,6 +18,7 @@ from perdure.connection import ensure_search_attributes
 from perdure.documents import LoadedTask
 from perdure.embedded import Embedded
 from perdure.env_file import read_env_file
+from perdure.environment_checks import missing_for, missing_in
 from perdure.errors import PerdureError
 from perdure.messages import SuiteTask, TaskOptions
 from perdure.results import check_owner, check_writable
@@ -75,7 +77,7 @@ class Preparation:
     ) -> None:
         """Find what a worker of this process would lack; a team's workers have their own.
 
-        Raises PerdureError: secrets that are not there, results that cannot be written.
+        Raises PerdureError: secrets or docker that are not there, results that cannot be written.
         """
         if self._embedded is None:
             return
@@ -86,19 +88,30 @@ class Preparation:
             results = Path(kept) if kept else self._settings.state.results
             check_writable(results, suite)
             check_owner(results, suite, server)
-            _refuse(missing_secrets(loaded, read_env_file(worker.env_file)))
+            known = read_env_file(worker.env_file)
+            _refuse([*missing_secrets(loaded, known), *missing_for(loaded, known)])
 
         await asyncio.to_thread(check)
 
-    async def check_again(self, tasks: Sequence[SuiteTask], worker: WorkerConfig) -> None:
-        """As `check_here`, for step types and secrets of tasks that run again as a suite had them.
+    async def check_again(
+        self,
+        tasks: Sequence[SuiteTask],
+        environments: Mapping[str, dict[str, Any]],
+        worker: WorkerConfig,
+    ) -> None:
+        """As `check_here`, for what tasks need that run again as a suite had them.
 
         Raises PerdureError, for modules that cannot be loaded, too.
         """
         await self.check_types(tasks, worker)
-        if self._embedded is not None:
-            known = await asyncio.to_thread(read_env_file, worker.env_file)
-            _refuse(await asyncio.to_thread(missing_in_suite, tasks, known))
+        if self._embedded is None:
+            return
+
+        def check() -> None:
+            known = read_env_file(worker.env_file)
+            _refuse([*missing_in_suite(tasks, known), *missing_in(tasks, environments, known)])
+
+        await asyncio.to_thread(check)
 
     async def check_types(self, tasks: Sequence[SuiteTask], worker: WorkerConfig) -> None:
         """Refuse step types for which the worker would have no module. Raises PerdureError."""

@@ -47,7 +47,7 @@ def _missing(
 ) -> Iterator[tuple[_Path, str]]:
     """Where a reference leads nowhere, and why."""
     for step_id, path, reference in _references(task):
-        if reason := _why_missing(reference, env_file, folder):
+        if reason := why_missing(reference, env_file, folder):
             yield path, f"step {step_id!r}: {reason}"
 
 
@@ -65,7 +65,7 @@ def _references(task: Task) -> Iterator[tuple[str, _Path, Any]]:
                     waiting += [((*path, index), entry) for index, entry in enumerate(value)]
 
 
-def _why_missing(
+def why_missing(
     reference: dict[str, Any], env_file: Mapping[str, str], folder: str | None
 ) -> str | None:
     """Why a reference has no value; None if it has one."""

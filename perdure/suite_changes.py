@@ -41,7 +41,7 @@ def ignored(old: SuiteInput, new: SuiteInput) -> tuple[str, ...]:
 
 def _other(old: SuiteInput, new: SuiteInput) -> list[str]:
     before, after = _bounds(old), _bounds(new)
-    return [name for name, value in before.items() if value != after[name]]
+    return [name for name, value in before.items() if value != after.get(name)]
 
 
 def other_results(old: SuiteInput, new: SuiteInput) -> str | None:
@@ -64,12 +64,15 @@ def _spelt(value: object) -> str:
 def _bounds(start: SuiteInput) -> dict[str, object]:
     """The options that say how a suite is run and not what, by the name that people know."""
     limits = sorted(start.options.limits.items())
+    used = start.pool
+    pool = {"pool": used.pool, "keep_envs": used.keep_envs} if used else {}
     return {
         "max_failures": start.max_failures,
         "max_cost": start.max_cost,
         "retry_infrastructure": start.retry_infrastructure,
         "limits": " ".join(f"{name}={slots}" for name, slots in limits) or None,
         "task_timeout": start.options.task_timeout_seconds,
+        **pool,
     }
 
 

@@ -6,19 +6,22 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from perdure import bounds
 from perdure.core.fields import identifier, nearest_id
+from perdure.core.pool_definitions import Definition
 from perdure.core.problems import Place, Problem, listed, shown
 from perdure.core.run import BadRange, check_range
 from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.core.task_checks import MAX_REPEATS
 from perdure.documents import LoadedTask
 from perdure.errors import PerdureError
-from perdure.messages import Json, SuiteInput, SuiteTask, TaskOptions
+from perdure.messages import Json, PoolUse, SuiteInput, SuiteTask, TaskOptions
 from perdure.steps import custom_types
 from perdure.task_store import PREFIX, is_stored_name
 
@@ -81,12 +84,15 @@ def work_options(options: TaskOptions) -> dict[str, Json]:
     }
 
 
-def work_digest(digest: str, options: TaskOptions) -> str:
-    """The digest of a task's document together with the options that change what it does.
+def work_digest(digest: str, options: TaskOptions, environments: str = "") -> str:
+    """The digest of a task's document together with what else changes what it does.
 
-    Equal digests, equal work: what was done under one need not be done again.
+    That is some of the options, and what its `environments` are. Equal digests, equal work: what
+    was done under one need not be done again.
     """
     chosen = work_options(options)
+    if environments:
+        return _sha256([digest, chosen, environments])
     if chosen == work_options(TaskOptions()):
         return digest
     return _sha256([digest, chosen])
@@ -101,7 +107,7 @@ def suite_task(loaded: LoadedTask, options: TaskOptions, repeats: int | None = N
     check_text("the document's folder", folder)
     return SuiteTask(
         task=loaded.task.to_dict(),
-        digest=work_digest(loaded.digest, options),
+        digest=work_digest(loaded.digest, options, loaded.environments_digest),
         seed=loaded.seed,
         repeats=loaded.task.repeats if repeats is None else repeats,
         folder=folder,
@@ -127,10 +133,13 @@ def suite_input(
     max_failures: int | str | None = None,
     max_cost: float | None = None,
     retry_infrastructure: int = 0,
+    pool: PoolUse | None = None,
+    environments: Mapping[str, dict[str, Any]] | None = None,
 ) -> SuiteInput:
     """The start of a suite.
 
-    `max_failures`: a number of trials, or a share of them all such as `"10%"`.
+    `max_failures`: a number of trials, or a share of them all such as `"10%"`. `environments` are
+    the definitions of all that the tasks name; a suite without any uses no `pool`.
 
     Raises BadId, BadBound, and PerdureError for numbers below 1, for a range outside a task, and
     for a step whose limit the suite does not name.
@@ -159,7 +168,27 @@ def suite_input(
         max_cost=bounds.cost("max_cost", max_cost),
         retry_infrastructure=bounds.count("retry_infrastructure", retry_infrastructure, low=0),
         by_priority=True,
+        pool=replace(pool or PoolUse(), max_parallel=max_parallel) if environments else None,
+        environments=dict(environments or {}),
     )
+
+
+def definitions_of(tasks: Iterable[LoadedTask]) -> dict[str, dict[str, Any]]:
+    """The definitions of all environments that tasks name, as JSON by name.
+
+    Raises PerdureError if two projects mean different things by one name.
+    """
+    found: dict[str, Definition] = {}
+    for loaded in tasks:
+        for definition in loaded.definitions:
+            known = found.setdefault(definition.name, definition)
+            if known != definition:
+                raise PerdureError(
+                    f"{loaded.source}: the environment {definition.name!r} of {definition.root} "
+                    f"is another one than that of {known.root}; run them as two suites, or name "
+                    "one env.yaml for all by --env-config"
+                )
+    return {name: definition.to_json() for name, definition in found.items()}
 
 
 def check_trials(what: str, trials: int) -> None:

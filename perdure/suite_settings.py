@@ -10,8 +10,8 @@ from typing import TypedDict
 from perdure import bounds
 from perdure.core.problems import nearest
 from perdure.lists import ListOptions
-from perdure.messages import Json, SuiteInput, TaskOptions
-from perdure.suite_input import suite_input
+from perdure.messages import Json, PoolUse, SuiteInput, TaskOptions
+from perdure.suite_input import check_id, suite_input
 from perdure.suites import Changed
 from perdure.workers import WorkerConfig
 
@@ -34,6 +34,10 @@ class BoundSettings(TypedDict, total=False):
     """Slots of each named limit that steps take by their key `limit`."""
     task_timeout: float | str | None
     """No task runs longer, whatever its document says: seconds, or text such as `"10m"`."""
+    pool: str | None
+    """The pool of environments that its tasks take theirs from; `default` if nothing is said."""
+    keep_envs: bool | None
+    """True: environments stay up when no task needs them any more."""
 
 
 class RetrySettings(BoundSettings, total=False):
@@ -125,6 +129,8 @@ def rebound(start: SuiteInput, settings: RetrySettings) -> SuiteInput:
         retry_infrastructure=chosen(
             settings.get("retry_infrastructure"), start.retry_infrastructure
         ),
+        pool=pool_use(settings, start.pool),
+        environments=start.environments,
     )
     share = start.max_failures_share if failures is None else fresh.max_failures_share
     return replace(fresh, digest=start.digest, max_failures_share=share)
@@ -141,6 +147,20 @@ def bounded(options: TaskOptions, settings: SuiteSettings | RetrySettings) -> Ta
         options,
         task_timeout_seconds=options.task_timeout_seconds if seconds is None else seconds,
         limits={**options.limits, **limits},
+    )
+
+
+def pool_use(settings: SuiteSettings | RetrySettings, before: PoolUse | None = None) -> PoolUse:
+    """Which pool the suite's tasks use, and how; what is not said is as `before`.
+
+    Raises BadId.
+    """
+    before = before or PoolUse()
+    pool, keep = settings.get("pool"), settings.get("keep_envs")
+    return replace(
+        before,
+        pool=before.pool if pool is None else check_id("pool", pool),
+        keep_envs=before.keep_envs if keep is None else keep,
     )
 
 

@@ -71,7 +71,8 @@ def _load(
     skipped: list[SkippedTask] = []
     if paths:
         found = load(paths, seed=seed, custom_types=custom_types(), lists=lists, store=store)
-        tasks, problems, skipped = list(found.tasks), list(found.problems), found.skipped
+        tasks, problems = list(found.tasks), [*found.problems, *found.unready]
+        skipped = found.skipped
         for warning in found.warnings:
             _log.warning("%s", warning)
     for number, source in enumerate(sources, 1):
@@ -79,9 +80,12 @@ def _load(
             tasks.append(source)
         elif isinstance(source, Mapping):
             name = f"document {number}" if len(sources) > 1 else "the document"
-            found = load_document(dict(source), seed=seed, custom_types=custom_types(), source=name)
+            found = load_document(
+                dict(source), seed=seed, custom_types=custom_types(), source=name, lists=lists
+            )
             tasks += found.tasks
-            problems += found.problems
+            problems += [told for told in found.problems if told not in problems]
+            problems += [told for told in found.unready if told not in problems]
     for task in tasks:
         problems += unsupported(task)
     if problems:

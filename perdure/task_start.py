@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
@@ -10,7 +12,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from perdure.errors import PerdureError
-from perdure.messages import SuiteTask, TaskInput, TaskOptions
+from perdure.messages import PoolUse, SuiteTask, TaskInput, TaskOptions
 from perdure.names import TASK_WORKFLOW, task_workflow_id
 from perdure.search_attributes import attributes_of
 from perdure.suite_input import check_steps
@@ -20,6 +22,18 @@ _START = timedelta(seconds=20)
 
 MAX_TRIALS = 100_000
 """Of one task that is started by itself; they are tried in turn where the server's list lags."""
+
+
+@dataclass(frozen=True)
+class Leasing:
+    """Where a task takes its environments, and their definitions in its order."""
+
+    pool: PoolUse | None = None
+    """None: it needs none."""
+    environments: tuple[dict[str, Any], ...] = ()
+
+
+NO_LEASE = Leasing()
 
 
 class TaskRunning(PerdureError):
@@ -33,6 +47,7 @@ async def start_trial(
     trial: int | None,
     options: TaskOptions,
     queue: str,
+    leasing: Leasing = NO_LEASE,
 ) -> tuple[int, str]:
     """Start a trial of a task; without a number, the next free one. Returns number and run id.
 
@@ -42,7 +57,7 @@ async def start_trial(
     if trial is not None:
         if trial < 1:
             raise PerdureError(f"trial {trial}: trials are counted from 1")
-        run_id = await _start(client, task, suite, trial, options, queue, may_follow=True)
+        run_id = await _start(client, task, suite, trial, options, queue, leasing, may_follow=True)
         if run_id is None:
             name = task_workflow_id(suite, task.task["id"], trial)
             raise TaskRunning(f"{name} is open; cancel it first, or name another trial")
@@ -53,7 +68,9 @@ async def start_trial(
     except RPCError:
         count = 0  # a server without such queries: then one by one
     for number in range(count + 1, count + MAX_TRIALS):
-        run_id = await _start(client, task, suite, number, options, queue, may_follow=False)
+        run_id = await _start(
+            client, task, suite, number, options, queue, leasing, may_follow=False
+        )
         if run_id is not None:
             return number, run_id
     raise PerdureError(f"{prefix}... has no free trial left; start it under another suite")
@@ -66,6 +83,7 @@ async def _start(
     trial: int,
     options: TaskOptions,
     queue: str,
+    leasing: Leasing,
     *,
     may_follow: bool,
 ) -> str | None:
@@ -79,6 +97,8 @@ async def _start(
         seed=task.seed,
         options=options,
         folder=task.folder,
+        pool=leasing.pool,
+        environments=list(leasing.environments),
     )
     try:
         handle = await client.start_workflow(

@@ -29,6 +29,7 @@ from perdure.names import (
     REQUEUE,
     RESUME,
     SET_MAX_PARALLEL,
+    WITHDRAW,
     limit_workflow_id,
 )
 from perdure.search_attributes import SEARCH_ATTRIBUTES
@@ -37,7 +38,10 @@ from perdure.storage import data_converter
 from perdure.suite_updates import SuiteUpdates
 from tests.conftest import find_program
 from tests.waiting import until
+from tests.workflows import pool_scenarios
+from tests.workflows.fake_pool import SHOP, USE, FakePool
 from tests.workflows.fakes import World, task_document, world
+from tests.workflows.instance_scenarios import PLAYS, Play, stage
 
 HISTORIES = Path(__file__).parent / "histories"
 
@@ -192,6 +196,74 @@ async def forgotten(here: World) -> list[Handle]:
     return [waiter]
 
 
+@scenario("task/lease_granted_and_given_back")
+async def leased(here: World) -> list[Handle]:
+    pool = FakePool(here.client, at_once=True)
+    async with world(here.client, pool=pool.activities) as own:
+        steps = ({"id": "a"}, {"id": "b", "limit": "recorded-leased"})
+        options = TaskOptions(limits={"recorded-leased": 1}, task_timeout_seconds=60)
+        handle = await own.start_task(*steps, options=options, use=USE, definitions=[SHOP])
+        await ended(handle)
+    return [handle]
+
+
+@scenario("task/lease_lost_twice")
+async def orphaned(here: World) -> list[Handle]:
+    pool = FakePool(here.client, at_once=True)
+    async with world(here.client, pool=pool.activities) as own:
+        steps = [{"id": n, "depends_on": [], "play": ["hang", "orphaned"]} for n in "ab"]
+        handle = await own.start_task(*steps, use=USE, definitions=[SHOP])
+        await until(lambda: own.running == 2)
+        await pool.lose(pool.requests[0], "shop")
+        await ended(handle)
+    return [handle]
+
+
+@scenario("task/lease_refused")
+async def unprovided(here: World) -> list[Handle]:
+    pool = FakePool(here.client)
+    async with world(here.client, pool=pool.activities) as own:
+        handle = await own.start_task({"id": "a"}, use=USE, definitions=[SHOP])
+        await pool.refuse(await pool.asked())
+        await ended(handle)
+    return [handle]
+
+
+@scenario("task/withdrawn")
+async def withdrawn(here: World) -> list[Handle]:
+    pool = FakePool(here.client)
+    async with world(here.client, pool=pool.activities) as own:
+        handle = await own.start_task({"id": "a"}, use=USE, definitions=[SHOP])
+        await pool.asked()
+        await handle.signal(WITHDRAW)
+        await ended(handle)
+    return [handle]
+
+
+@scenario("task/lease_over_a_continue_as_new")
+async def long_lease(here: World) -> list[Handle]:
+    pool = FakePool(here.client)
+    async with world(here.client, pool=pool.activities) as own:
+        steps = [{"id": f"s{n}", "play": ["ok", "hang", "ok"]} for n in range(6)]
+        steps[4]["play"] = ["hang", "ok"]
+        options = TaskOptions(history_limit_events=20, slot_reminder_seconds=0.1)
+        handle = await own.start_task(*steps, options=options, use=USE, definitions=[SHOP])
+        first = await pool.asked()
+
+        async def is_another_run() -> bool:
+            return (await handle.describe()).run_id != handle.first_execution_run_id
+
+        await until(is_another_run)
+        await pool.grant(first)
+        await until(lambda: own.running == 1)
+        await pool.lose(first, "shop")
+        await pool.grant(await pool.asked(2))
+        await until(lambda: own.attempts("s0") == 2)
+        await handle.cancel()
+        await ended(handle)
+        return await chain(own, handle)
+
+
 @scenario("limit/grant_to_a_closed_task")
 async def closed_holder(here: World) -> list[Handle]:
     task = await here.start_task({"id": "a"})
@@ -327,6 +399,62 @@ async def stopped(here: World) -> list[Handle]:
     return [handle]
 
 
+@scenario("suite/with_a_pool")
+async def pooled(here: World) -> list[Handle]:
+    pool = FakePool(here.client)
+    ids = ["bad", *(f"t{number}" for number in range(9))]
+    async with world(here.client, pool=pool.activities) as own:
+        handle = await own.start_suite(
+            [
+                task_document(id, {"id": "a", "play": ["fail" if id == "bad" else "ok"]},
+                              environments=["shop"])
+                for id in ids
+            ],
+            suite="recorded-pooled",
+            max_parallel=2,
+            max_failures=1,
+            pool=USE,
+            environments={"shop": SHOP},
+            options=TaskOptions(history_limit_events=60),
+        )  # fmt: skip
+        await pool.asked(len(ids))
+        asked = {request.holder.workflow_id.split("/")[2]: request for request in pool.requests}
+        first = handle.first_execution_run_id
+        asking = SuiteUpdates(here.client, "recorded-pooled", str(first), own.queue, None)
+        await asking.ask(PAUSE, answer=str)
+        await asking.ask(PRIORITISE, "t3", answer=str)
+        await until(lambda: pool.demands[-1].prioritised)
+        await asking.ask(RESUME, answer=str)
+        for id in ("t0", "t1", "t2", "t3"):
+            await pool.grant(asked[id])
+        await until(lambda: len(own.finished) == 4)
+        await asking.ask(SET_MAX_PARALLEL, 3, answer=str)
+        await until(lambda: pool.demands[-1].max_parallel == 3)
+        await pool.grant(asked["bad"])
+        await ended(handle)
+    return await chain(here, handle)
+
+
+@scenario("suite/with_a_pool_cancelled")
+async def pooled_and_cancelled(here: World) -> list[Handle]:
+    pool = FakePool(here.client)
+    async with world(here.client, pool=pool.activities) as own:
+        handle = await own.start_suite(
+            [
+                task_document(id, {"id": "a", "play": ["hang"]}, environments=["shop"])
+                for id in ("t0", "t1", "t2")
+            ],
+            suite="recorded-pooled-cancelled",
+            pool=USE,
+            environments={"shop": SHOP},
+        )
+        await pool.grant(await pool.asked(3))
+        await until(lambda: own.running == 1)
+        await handle.cancel()
+        await ended(handle)
+    return [handle]
+
+
 async def chain(here: World, handle: Handle) -> list[Handle]:
     """Every run of a workflow that continued as new, oldest first."""
     runs: list[Handle] = []
@@ -346,6 +474,34 @@ def without_traces(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: without_traces(v) for k, v in value.items() if k != "stackTrace"}
     return [without_traces(v) for v in value] if isinstance(value, list) else value
+
+
+def of_instance(name: str, play: Play) -> Scenario:
+    """The scenario in which an instance lives as `play` has it."""
+
+    async def live(here: World) -> list[Handle]:
+        async with stage(here.client, name.replace("/", "-")) as made:
+            await play(made)
+            handle = here.client.get_workflow_handle(made.handle.id)
+            await ended(handle)
+            return await chain(here, handle)
+
+    return live
+
+
+SCENARIOS |= {name: of_instance(name, play) for name, play in PLAYS.items()}
+
+
+def of_pool(name: str, play: pool_scenarios.Play) -> Scenario:
+    """The scenario in which a pool lives as `play` has it."""
+
+    async def live(here: World) -> list[Handle]:
+        return await chain(here, await pool_scenarios.live(here.client, name, play))
+
+    return live
+
+
+SCENARIOS |= {name: of_pool(name, play) for name, play in pool_scenarios.PLAYS.items()}
 
 
 @contextlib.asynccontextmanager

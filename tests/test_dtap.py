@@ -176,6 +176,17 @@ def test_the_results_root_is_handed_on(
     assert step(loaded)["env"]["EVAL_RESULTS_ROOT"] == str(tmp_path / "judged")
 
 
+def test_the_port_range_of_a_tasks_own_servers_is_handed_on(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P52"""
+    monkeypatch.setenv("DT_PORT_RANGE", "21000-21999")
+    monkeypatch.setenv("DT_PORT_RANGE_START", "")
+    env = step(the_task(load_dtap(project.task("crm/benign/1"))))["env"]
+    assert env["DT_PORT_RANGE"] == "21000-21999"
+    assert "DT_PORT_RANGE_START" not in env
+
+
 # --- The root ---------------------------------------------------------------------------------
 
 
@@ -394,12 +405,14 @@ def test_files_that_options_name_are_checked_even_if_no_task_needs_them(tmp_path
     assert [problem.file for problem in problems] == [str(missing)] * 2
 
 
-def test_environments_of_such_a_task_are_no_reason_to_refuse_it(project: Project) -> None:
+def test_a_project_without_its_compose_files_loads_and_says_what_it_lacks(project: Project) -> None:
     documents = load_dtap(project.task("crm/benign/1"), project.task("crm/benign/2"))
     assert [unsupported(loaded) for loaded in documents.tasks] == [[], []]
-    (warning,) = [w for w in documents.warnings if "does not start" in w.message]
-    assert "this task and 1 more" in warning.message
-    assert "gmail" in warning.message
+    assert documents.problems == []
+    (unready,) = documents.unready
+    assert unready.key == "environments.gmail.docker_compose"
+    assert unready.file == str(project.config / "env.yaml")
+    assert "there is no file" in unready.message
 
 
 def test_a_file_linked_into_a_loop_or_a_pipe_is_a_problem(project: Project) -> None:

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from perdure.core.task import parse_task
+from perdure.environment_files import read_environments
 from tests.cli.support import CommandLine
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -228,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    sorted(EXAMPLES.rglob("*.yaml")),
+    sorted(set(EXAMPLES.rglob("*.yaml")) - set(EXAMPLES.rglob("env.yaml"))),
     ids=lambda path: str(path.relative_to(EXAMPLES)),
 )
 def test_every_document_among_the_examples_is_a_valid_task(path: Path) -> None:
@@ -261,6 +262,27 @@ def shown_tasks() -> dict[str, str]:
 
 
 SHOWN_TASKS = shown_tasks()
+
+
+def test_every_env_yaml_among_the_examples_describes_what_its_tasks_name() -> None:
+    for file in sorted(EXAMPLES.rglob("env.yaml")):
+        checked = read_environments(file)
+        assert (checked.problems, checked.warnings) == ([], [])
+        tasks = [
+            parse_task(yaml.safe_load(path.read_text()))
+            for path in (file.parent / "tasks").glob("*.yaml")
+        ]
+        assert tasks, f"{file} has no tasks beside it"
+        named = {name for task in tasks for name in task.environments}
+        assert named == checked.value.environments.keys(), file
+
+
+def test_the_page_on_environments_shows_what_the_example_says() -> None:
+    page = (EXAMPLES.parent / "docs" / "environments.md").read_text()
+
+    for block in re.findall(r"^```yaml\n# (examples/\S+)\n(.*?)^```", page, re.M | re.S):
+        name, shown = block
+        assert shown.strip() in (EXAMPLES.parent / name).read_text(), name
 
 
 @pytest.mark.parametrize("place", SHOWN_TASKS)

@@ -15,7 +15,7 @@ from temporalio.worker import Replayer
 from perdure.config import Settings
 from perdure.sandbox import sandbox
 from perdure.storage import data_converter
-from worker import SHARED_WORKFLOWS, WORKFLOWS
+from worker import HOST_WORKFLOWS, SHARED_WORKFLOWS, WORKFLOWS
 
 HISTORIES = Path(__file__).parent / "histories"
 SAVED = sorted(HISTORIES.rglob("*.json"))
@@ -33,7 +33,7 @@ def workflow_id_of(path: Path) -> str:
 async def replay(path: Path, state: Path) -> None:
     settings = Settings.from_env({"PERDURE_STATE_DIR": str(state)})
     replayer = Replayer(
-        workflows=[*WORKFLOWS, *SHARED_WORKFLOWS],
+        workflows=[*WORKFLOWS, *SHARED_WORKFLOWS, *HOST_WORKFLOWS],
         data_converter=data_converter(settings),
         workflow_runner=sandbox(),
     )
@@ -59,7 +59,20 @@ def test_there_is_a_history_of_each_main_path() -> None:
         "task/slots_over_a_continue_as_new",
         "task/limit_terminated_while_it_waits",
         "limit/continued_as_new_and_ended",
+        "instance/started_reset_checked_and_stopped",
+        "instance/ports_taken_and_reset_failed",
+        "instance/unprepared_and_stopped_twice",
+        "instance/stopped_while_it_started",
+        "instance/lost",
+        "instance/continued_as_new",
+        "instance/pool_terminated",
+        "instance/cancelled",
         "limit/grant_to_a_closed_task",
+        "task/lease_granted_and_given_back",
+        "task/lease_lost_twice",
+        "task/lease_refused",
+        "task/withdrawn",
+        "task/lease_over_a_continue_as_new",
         "suite/mixed_outcomes",
         "suite/cancelled",
         "suite/continued_as_new",
@@ -67,6 +80,8 @@ def test_there_is_a_history_of_each_main_path() -> None:
         "suite/asked_while_running",
         "suite/retried_stopped_and_unwritten",
         "suite/continued_as_new_with_a_look_for_a_cancel",
+        "suite/with_a_pool",
+        "suite/with_a_pool_cancelled",
         "task/slots_given_back_before_the_end_is_told",
     }
 

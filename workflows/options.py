@@ -8,9 +8,11 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
+    from perdure.core.pool_definitions import Definition
     from perdure.core.run import Dispatch
     from perdure.messages import SlotRelease, SlotRequest
     from perdure.names import control_queue
+    from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen, SetDemand
 
 CONTEXT_INLINE_BYTES = 32 * 1024
 """A larger context is named by its version: 300 steps that each add 20 kB would otherwise put
@@ -48,12 +50,30 @@ REMIND = workflow.ActivityConfig(
     summary="do the limits know who waits?",
 )
 
+LEASE_REMINDER = SLOT_REMINDER
+"""How often a task that waits for its environments makes sure that its pool knows."""
+
+REMIND_OF_LEASE = REMIND | workflow.ActivityConfig(summary="does the pool know who waits?")
+
 LIMIT_PROBE_INTERVAL = timedelta(seconds=15)
 """How often a limit looks whether the tasks that hold its slots, or wait for them, still run: one
 that is terminated gives nothing back."""
 
 LIMIT_IDLE = timedelta(minutes=1)
 """How long a limit without a task stays; a start costs more than a signal does."""
+
+POOL_PROBE_INTERVAL = timedelta(seconds=15)
+"""How often a pool looks whether those who hold leases, or wait for them, still run, and whether
+its instances are looked after: whoever is terminated gives nothing back, and says nothing."""
+
+POOL_IDLE = timedelta(minutes=1)
+"""How long a pool without instances stays that nobody asks anything."""
+
+END = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(seconds=60),  # a batch of calls to the server
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
+    summary="end the instances of a host that is gone",
+)
 
 WRITE = workflow.LocalActivityConfig(
     # Local: one event and no round trip, for a file write and a signal of some milliseconds.
@@ -105,6 +125,29 @@ def slot_options(what: str, word: SlotRequest | SlotRelease) -> workflow.Activit
     )
 
 
+def lease_options(word: LeaseRequest | LeaseSeen | LeaseRelease) -> workflow.ActivityConfig:
+    """How a word to a pool is sent: as one to a limit is, for the same reasons."""
+    what = {"LeaseRequest": "ask", "LeaseSeen": "heard of", "LeaseRelease": "give back"}
+    number = word.request_id.rpartition(":")[2]
+    return SLOT | workflow.ActivityConfig(
+        task_queue=control_queue(workflow.info().task_queue),
+        summary=f"{what[type(word).__name__]} · {word.pool} · lease {number}",
+    )
+
+
+DEMAND_INTERVAL = timedelta(seconds=2)
+"""How long a suite gathers counts of its tasks before it tells its pool: a task that was started
+has asked by then, and a suite of many short tasks does not fill its history with counts."""
+
+
+def demand_options(demand: SetDemand) -> workflow.ActivityConfig:
+    """How a suite's word reaches its pool: as one to a limit does, for the same reasons."""
+    what = "needs nothing more" if demand.over else f"at most {demand.max_parallel}"
+    return SLOT | workflow.ActivityConfig(
+        task_queue=control_queue(workflow.info().task_queue), summary=f"{demand.pool} · {what}"
+    )
+
+
 _BACKSTOP = timedelta(seconds=60)
 
 
@@ -124,3 +167,105 @@ def step_options(dispatch: Dispatch, queue: str | None) -> workflow.ActivityConf
         # A cancelled step cleans up and answers with what it wrote.
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
+
+
+def sweep_options(queue: str) -> workflow.ActivityConfig:
+    """How a host is swept, on the queue of its instances."""
+    return workflow.ActivityConfig(
+        task_queue=queue,
+        schedule_to_start_timeout=timedelta(seconds=30),  # its worker has just been heard of
+        start_to_close_timeout=timedelta(minutes=10),  # dozens of projects may have to go
+        heartbeat_timeout=timedelta(seconds=15),
+        # A worker that joins anew causes another sweep.
+        retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30), maximum_attempts=3),
+        summary="sweep",
+    )
+
+
+# --- Instances of environments ----------------------------------------------------------------
+
+_WORKER_LOST_WITHIN = timedelta(seconds=15)
+"""A worker beats every second; what a dead one did is taken up by the next."""
+
+_ON_HOST = workflow.ActivityConfig(
+    heartbeat_timeout=_WORKER_LOST_WITHIN,
+    # A failure is an answer; only the loss of a worker is tried again, and not for ever, since
+    # the work itself may be what kills it.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200),
+        maximum_interval=timedelta(seconds=10),
+        maximum_attempts=10,
+    ),
+    # Nothing else may begin with the instance before this has let go of it.
+    cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+)
+
+STOP = _ON_HOST | workflow.ActivityConfig(
+    # `down` has a minute (P49), and its stragglers another; an engine that restarts is waited for.
+    start_to_close_timeout=timedelta(minutes=5),
+    summary="stop",
+)
+
+CHECK = workflow.LocalActivityConfig(
+    # Local: one event, and no way through the server before a grant. A look takes 2 s at most.
+    start_to_close_timeout=timedelta(seconds=8),
+    retry_policy=RetryPolicy(maximum_attempts=1),
+)
+
+WATCH = workflow.ActivityConfig(
+    # As long as the instance lives: it is looked at by one attempt, without an event.
+    start_to_close_timeout=timedelta(days=7),
+    heartbeat_timeout=timedelta(seconds=40),  # it beats every 10 s: there are hundreds
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)
+    ),
+    # It only looks, so nobody waits for its end.
+    cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+    summary="watch",
+)
+
+ANSWER_AGAIN = timedelta(minutes=5)
+"""An instance that is not up and gets no order tells its pool again how it is: a pool that was
+terminated gives no orders."""
+
+STOP_AGAIN = (timedelta(seconds=5), timedelta(seconds=30), *(timedelta(minutes=5),) * 12)
+"""Pauses after the tries to stop an instance whose pool is gone: an hour in all."""
+
+
+def prepare_options(definition: Definition) -> workflow.ActivityConfig:
+    """How images are pulled or built: with the environment's own limit."""
+    limit = timedelta(seconds=definition.environment.prepare_timeout_seconds)
+    return _ON_HOST | workflow.ActivityConfig(
+        start_to_close_timeout=limit + _BACKSTOP, summary=f"prepare {definition.name}"
+    )
+
+
+def start_options(definition: Definition) -> workflow.ActivityConfig:
+    """How an instance is brought up: `up`, then its health, each with its limit, twice at most."""
+    environment = definition.environment
+    limit = environment.start_timeout_seconds + environment.health_timeout_seconds
+    if environment.process and environment.process.ready:
+        limit += environment.process.ready.timeout_seconds
+    # The worker keeps the limits; what an earlier attempt left may have to be taken down before.
+    down = STOP["start_to_close_timeout"] or _BACKSTOP
+    return _ON_HOST | workflow.ActivityConfig(
+        start_to_close_timeout=timedelta(seconds=limit) + down + _BACKSTOP,
+        summary=f"start {definition.name}",
+    )
+
+
+def reset_options(definition: Definition) -> workflow.ActivityConfig:
+    """How an instance is reset: all tries of all endpoints and scripts fit in."""
+    environment = definition.environment
+    endpoints = len(environment.reset_endpoints) * RESET_ENDPOINT_SECONDS
+    scripts = len(environment.reset_scripts) * environment.reset_script_timeout_seconds
+    tries = environment.reset_retries + 1
+    seconds = tries * (endpoints + scripts + environment.reset_retry_delay_seconds)
+    return _ON_HOST | workflow.ActivityConfig(
+        start_to_close_timeout=timedelta(seconds=seconds) + _BACKSTOP,
+        summary=f"reset {definition.name}",
+    )
+
+
+RESET_ENDPOINT_SECONDS = 10 * (30 + 30)
+"""Ten tries (P42), each with an answer and a pause that take as long as they may."""

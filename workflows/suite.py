@@ -69,6 +69,7 @@ with workflow.unsafe.imports_passed_through():
         WRITE_AGAIN_AFTER,
     )
     from workflows.shield import heed_cancel, uncancelled
+    from workflows.suite_pool import SuitePool
     from workflows.trial import TrialHandle, start_trial, why_closed
 
 STARTS_AT_ONCE = 25
@@ -88,6 +89,9 @@ class SuiteWorkflow:
         self._suite = Suite(start)
         self._started_at = workflow.time()
         self._starting: set[str] = set()
+        self._pool = (
+            SuitePool(start, start.pool, self._suite, self._starting) if start.pool else None
+        )
         self._watched: set[str] = set()
         """Run ids of tasks that this run of the suite started, and that have not closed."""
         self._stirred = False
@@ -102,10 +106,14 @@ class SuiteWorkflow:
     async def run(self, start: SuiteInput) -> SuiteResult:
         """Run every task; failed ones are counted, they do not fail the suite."""
         probe = asyncio.create_task(self._probe())
+        if self._pool:
+            asyncio.create_task(self._pool.tell(self._stir))  # noqa: RUF006
         try:
             if start.state is None:
                 await self._write("running")
             await self._drive()
+            if self._pool:  # what was called off closes after its word
+                await workflow.wait_condition(lambda: not self._watched)
         except (asyncio.CancelledError, ActivityError) as error:
             if not is_cancelled_exception(error):
                 raise
@@ -113,6 +121,8 @@ class SuiteWorkflow:
             await self._cancel_running()
         probe.cancel()
         await uncancelled(self._write_end())
+        if self._pool:
+            await uncancelled(self._pool.end())
         suite = self._suite
         if suite.cancelled:
             raise asyncio.CancelledError("the suite was cancelled")
@@ -205,6 +215,8 @@ class SuiteWorkflow:
                     self._starting.add(trial.workflow_id)
                     # Kept alive by the start that it awaits.
                     asyncio.create_task(self._begin(trial))  # noqa: RUF006
+            if self._pool and self._suite.stopped:
+                self._pool.withdraw_waiting()
             self._stirred = False
             await workflow.wait_condition(lambda: self._stirred or self._suite.over)
 
@@ -294,8 +306,13 @@ class SuiteWorkflow:
         """Whether nothing is under way whose end the next run of the suite would not hear."""
         if self._starting or not workflow.all_handlers_finished():
             return False
+        if self._pool and not self._pool.is_quiet:
+            return False
         # Suites of the first version did not wait for their probe.
         return not (self._probing and workflow.patched("hand over after the probe"))
+
+    def _stir(self) -> None:
+        self._stirred = True
 
     def _make_room(self) -> None:
         """Hand over if it is time, though nothing is to be started: a run takes 2,000 updates."""
@@ -368,7 +385,7 @@ class SuiteWorkflow:
                 started_at=self._started_at,
                 results_dir=start.options.results_dir,
                 trials=list(self._suite.ends.values()),
-                stopped=self._suite.stopped,
+                stopped=self._suite.stopping if self._pool else self._suite.stopped,
             ),
             result_type=type(None),
             **WRITE,

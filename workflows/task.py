@@ -13,13 +13,13 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from perdure.attempt_ends import take_error
+    from perdure.core.pool_decisions import Grant, LoseLease, Refuse
     from perdure.core.run import BadStart, Dispatch, TaskRun, events_since
     from perdure.core.summary import summarise
     from perdure.messages import (
         ContextDiffs,
         ContextRequest,
         FinishTask,
-        RemindLimits,
         RunRef,
         SlotGrant,
         StepOutcome,
@@ -28,31 +28,30 @@ with workflow.unsafe.imports_passed_through():
         TrialSummary,
     )
     from perdure.names import (
-        ASK_SLOT,
         BAD_INPUT,
         BIND_HOST,
         FINISH_TASK,
-        RELEASE_SLOT,
-        REMIND_LIMITS,
+        LEASE_GRANTED,
+        LEASE_LOST,
+        LEASE_REFUSED,
         RUN_STEP,
         SLOT_GRANTED,
         TASK_FAILED,
         TASK_WORKFLOW,
         TIME_LIMIT_TIMER,
-        control_queue,
+        WITHDRAW,
         steps_queue,
     )
+    from workflows.lease import LeaseWords
     from workflows.options import (
         BIND,
         CONTEXT_INLINE_BYTES,
-        REMIND,
-        SLOT_REMINDER,
         WRITE,
         WRITE_ON_HOST,
-        slot_options,
         step_options,
     )
     from workflows.shield import heed_cancel, uncancelled
+    from workflows.slots import SlotWords
 
 EVENTS_PAGE = 200
 
@@ -76,15 +75,16 @@ class TaskWorkflow:
         self._attempts: dict[str, workflow.ActivityHandle[StepOutcome]] = {}
         self._stirred = False
         self._alarm: asyncio.Task[None] | None = None
-        self._asks = 0  # requests for slots, and releases, on their way
-        self._releases = 0
-        self._reminder: asyncio.Task[None] | None = None
         self._refused: str | None = None
         try:
             self._run = TaskRun.of(start, self._ref, workflow.time())
         except BadStart as error:
             self._refused = str(error)
             return
+        reminder = start.options.slot_reminder_seconds
+        self._slots = SlotWords(self._run, self._stir, reminder, self._history_is_long)
+        self._lease = LeaseWords(self._run, self._stir, reminder)
+        self._parting = False
         if start.state:
             self._host = start.state["host"]
 
@@ -114,12 +114,15 @@ class TaskWorkflow:
             if not is_cancelled_exception(error):
                 raise
             self._run.cancel(workflow.cancellation_reason() or "cancelled", workflow.time())
-            self._tell_limits()
+            self._slots.tell()
+            self._lease.tell()
             await self._cancel_attempts()
             await workflow.wait_condition(lambda: self._run.over)
-        for timer in (deadline, self._alarm, self._reminder):
+        for timer in (deadline, self._alarm):
             if timer:
                 timer.cancel()
+        self._slots.close()
+        self._lease.close()
         return await self._end()
 
     @workflow.signal(name=SLOT_GRANTED)
@@ -129,7 +132,37 @@ class TaskWorkflow:
             return  # this run ends at once, and whoever looks finds the slot free
         if self._run.grant(grant):
             self._stirred = True
-        self._tell_limits()
+        self._slots.tell()
+
+    @workflow.signal(name=LEASE_GRANTED)
+    def lease_granted(self, grant: Grant) -> None:
+        """The task has its environments; a lease that it does not wait for is given back."""
+        if self._refused:
+            return  # this run ends at once, and whoever looks finds the lease free
+        if self._run.lease_granted(grant, workflow.time()):
+            self._host = self._run.lease_host or self._host
+        self._hear_of_lease()
+
+    @workflow.signal(name=LEASE_REFUSED)
+    def lease_refused(self, refusal: Refuse) -> None:
+        """The task will never have its environments."""
+        if not self._refused:
+            self._run.lease_refused(refusal, workflow.time())
+            self._hear_of_lease()
+
+    @workflow.signal(name=LEASE_LOST)
+    def lease_lost(self, loss: LoseLease) -> None:
+        """Instances are gone under the task: it starts over, or fails."""
+        if not self._refused:
+            self._run.lease_lost(loss, workflow.time())
+            self._hear_of_lease()
+
+    @workflow.signal(name=WITHDRAW)
+    def withdraw(self) -> None:
+        """The suite needs the task no more: it ends, if it has not begun."""
+        if not self._refused:
+            self._run.withdraw(workflow.time())
+            self._hear_of_lease()
 
     @workflow.query
     def record(self) -> dict[str, Any]:
@@ -154,9 +187,8 @@ class TaskWorkflow:
     # --- Driving ----------------------------------------------------------------------------
 
     async def _drive(self) -> None:
-        if self._start.options.multi_host and not self._host:
-            # Before any step: two that start side by side must find the same directory.
-            self._host = await workflow.execute_activity(BIND_HOST, result_type=str, **BIND)
+        if self._start.pool is None:
+            await self._bind()
         handing_over = False
         while not self._run.over:
             handing_over = handing_over or self._history_is_long()
@@ -164,13 +196,25 @@ class TaskWorkflow:
                 await heed_cancel()
                 if self._may_hand_over():
                     workflow.continue_as_new(self._carried_over())
+            if self._run.is_parting and not self._parting:
+                await self._cancel_attempts()
+            self._parting = self._run.is_parting
             if not handing_over:
+                if self._run.may_start:
+                    await self._bind()
                 for dispatch in self._run.take_ready(workflow.time()):
                     self._begin(dispatch)
                 self._set_alarm()
-                self._tell_limits()
+                self._slots.tell()
+            self._lease.tell()
             self._stirred = False
             await workflow.wait_condition(lambda: self._stirred or self._run.over)
+
+    async def _bind(self) -> None:
+        """Choose the host of the task's steps, if there are several and none is chosen."""
+        if self._start.options.multi_host and not self._host:
+            # Before any step: two that start side by side must find the same directory.
+            self._host = await workflow.execute_activity(BIND_HOST, result_type=str, **BIND)
 
     def _begin(self, dispatch: Dispatch) -> None:
         run, step = self._run, dispatch.step
@@ -192,6 +236,8 @@ class TaskWorkflow:
                 folder=self._start.folder,
                 results_dir=self._start.options.results_dir,
                 suite_workflow_id=self._start.suite_workflow_id,
+                instances=run.instances,
+                restarts=run.restarts,
             ),
             result_type=StepOutcome,
             **step_options(dispatch, self._queue()),
@@ -211,7 +257,8 @@ class TaskWorkflow:
         else:
             self._host = outcome.host or self._host
             self._run.finish(dispatch, outcome, workflow.time())
-        self._tell_limits()
+        self._slots.tell()
+        self._lease.tell()
         if self._attempts.get(dispatch.step.id) is handle:
             del self._attempts[dispatch.step.id]
         self._stirred = True
@@ -229,54 +276,13 @@ class TaskWorkflow:
             return None
         return steps_queue(workflow.info().task_queue, self._host)
 
-    # --- Slots ------------------------------------------------------------------------------
-
-    def _tell_limits(self) -> None:
-        """Send what the run has to say about slots.
-
-        By activities on the control queue, where no step is in the way: they are in the history
-        until they are done, and the limit's workflow is started if it is not there.
-        """
-        if self._reminder is None and self._run.open_requests:
-            self._reminder = asyncio.create_task(self._remind())
-        # Kept alive by the activities that they await.
-        for request in self._run.take_asks():
-            self._asks += 1
-            asking = workflow.start_activity(ASK_SLOT, request, **slot_options("ask", request))
-            asyncio.create_task(self._await_ask(asking))  # noqa: RUF006
-        for release in self._run.take_releases():
-            self._releases += 1
-            giving = workflow.start_activity(
-                RELEASE_SLOT, release, **slot_options("give back", release)
-            )
-            asyncio.create_task(self._await_release(giving))  # noqa: RUF006
-
-    async def _await_ask(self, asking: workflow.ActivityHandle[None]) -> None:
-        await asking
-        self._asks -= 1
+    def _stir(self) -> None:
         self._stirred = True
 
-    async def _await_release(self, giving: workflow.ActivityHandle[None]) -> None:
-        await giving
-        self._releases -= 1
+    def _hear_of_lease(self) -> None:
+        self._lease.tell()
+        self._slots.tell()
         self._stirred = True
-
-    async def _remind(self) -> None:
-        """See to it, while steps wait for slots, that the limits know of them."""
-        given = self._start.options.slot_reminder_seconds
-        interval = SLOT_REMINDER if given is None else timedelta(seconds=given)
-        on_control = REMIND | {"task_queue": control_queue(workflow.info().task_queue)}
-        while True:
-            await workflow.wait_condition(lambda: bool(self._run.open_requests))
-            await workflow.sleep(interval, summary="do the limits know who waits?")
-            if requests := self._run.open_requests:
-                with contextlib.suppress(ActivityError):  # another one follows
-                    await workflow.execute_activity(
-                        REMIND_LIMITS, RemindLimits(requests), **on_control
-                    )
-                # By the reminders of a long wait; runs of the first version did not look.
-                if self._history_is_long() and workflow.patched("hand over in a long wait"):
-                    self._stirred = True
 
     # --- Time -------------------------------------------------------------------------------
 
@@ -297,7 +303,7 @@ class TaskWorkflow:
             )
             if run.deadline == deadline and not run.over:
                 run.time_out(limit, workflow.time())
-                self._tell_limits()
+                self._slots.tell()
                 await self._cancel_attempts()
                 self._stirred = True
                 return
@@ -320,7 +326,7 @@ class TaskWorkflow:
         self._alarm = asyncio.create_task(ring())
 
     def _may_hand_over(self) -> bool:
-        return not (self._run.running or self._asks or self._releases)
+        return not (self._run.running or self._slots.under_way or self._lease.under_way)
 
     def _history_is_long(self) -> bool:
         info, limit = workflow.info(), self._start.options.history_limit_events
@@ -336,14 +342,22 @@ class TaskWorkflow:
     async def _end(self) -> TrialSummary:
         run = self._run
         run.close(workflow.time())
-        self._tell_limits()
-        if self._releases and workflow.patched("give back, then tell the end"):
-            # Whoever hears of the end may take the worker away, which is to be needed no more.
-            await uncancelled(workflow.wait_condition(lambda: not self._releases))
+        self._lease.tell()
+        self._slots.tell()
+        # Whoever hears of the end may take the worker away, which is to be needed no more.
+        if self._lease.releases:
+            await uncancelled(self._lease.given_back())
+        if self._slots.releases and workflow.patched("give back, then tell the end"):
+            await uncancelled(self._slots.given_back())
         summary = await uncancelled(self._write(summarise(run)))
         # A request on its way need not be waited for: its release is known to the limit.
-        if self._releases:
-            await uncancelled(workflow.wait_condition(lambda: not self._releases))
+        if self._slots.releases:
+            await uncancelled(self._slots.given_back())
+        if self._lease.releases:
+            await uncancelled(self._lease.given_back())
+        if run.withdrawn and workflow.cancellation_reason() is None:
+            # Whoever wrote the record has asked for it: only so may a workflow end as cancelled.
+            await workflow.wait_condition(lambda: False)
         if run.status == "cancelled":
             raise asyncio.CancelledError(run.cancelled)
         if run.failure:

@@ -34,6 +34,10 @@ async def start_trial(start: SuiteInput, trial: Trial) -> TrialHandle:
             options=options,
             folder=task.folder,
             suite_workflow_id=workflow.info().workflow_id,
+            pool=start.pool,
+            environments=[start.environments[name] for name in task.task.get("environments", [])]
+            if start.pool
+            else [],
         ),
         id=trial.workflow_id,
         result_type=TrialSummary,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from activities.steps import command, http, python, verify
+from activities.steps import command, exec, http, python, reset, verify
 
-__all__ = ["command", "http", "python", "verify"]
+__all__ = ["command", "exec", "http", "python", "reset", "verify"]

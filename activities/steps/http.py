@@ -43,6 +43,7 @@ async def request(document: dict[str, Any], context: Context, host: StepHost) ->
         ConnectionFailed: no answer; kind `environment` if the step names one, else
             `infrastructure`.
         Timeout: the step's timeout passed. BadRequest: it cannot be sent.
+        NoEnvironment: the task has no such environment.
     """
     url = _address(document, host)
     content = _content(document, host)
@@ -92,14 +93,15 @@ def _tls() -> ssl.SSLContext:
 def _address(document: dict[str, Any], host: StepHost) -> str:
     if "url" in document:
         return str(document["url"])
-    variable = str(document.get("port"))
-    if variable not in host.ports:
-        known = ", ".join(sorted(host.ports)) or "none"
+    environment, variable = str(document["environment"]), str(document["port"])
+    ports = host.instances.named(environment).ports
+    if variable not in ports:
+        known = ", ".join(sorted(ports)) or "none"
         raise _bad_request(
-            f"no environment of the task has a port variable {variable!r}; known: {known}"
+            f"the environment {environment!r} has no port variable {variable!r}; it has: {known}"
         )
     path = str(document.get("path", "/"))
-    return f"http://127.0.0.1:{host.ports[variable]}{path if path.startswith('/') else '/' + path}"
+    return f"http://127.0.0.1:{ports[variable]}{path if path.startswith('/') else '/' + path}"
 
 
 def _headers(document: dict[str, Any], host: StepHost) -> dict[str, str]:

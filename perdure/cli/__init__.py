@@ -22,6 +22,7 @@ from perdure.cli.events_command import events
 from perdure.cli.gc_command import gc
 from perdure.cli.list_command import list_runs
 from perdure.cli.options import examples, help_of
+from perdure.cli.pool_command import pool_app
 from perdure.cli.retry_command import retry
 from perdure.cli.run_command import run
 from perdure.cli.server_command import server_app
@@ -108,6 +109,7 @@ _command(
     ("perdure worker", "serve the embedded server"),
     ("TEMPORAL_ADDRESS=temporal.example:7233 perdure worker --host gpu-1", "or a team's"),
 )
+app.add_typer(pool_app, name="pool")
 app.add_typer(server_app, name="server")
 app.add_typer(tasks_app, name="tasks")
 _command(

@@ -34,6 +34,7 @@ def cancel(run: RunArgument) -> None:
 
 
 async def _cancel(wanted: Named, *, all_trials: bool) -> None:
+    from perdure.cli.pool_clearing import clear_pool
     from perdure.cli.reading import server_to_act
     from perdure.config import Settings
 
@@ -61,6 +62,8 @@ async def _cancel(wanted: Named, *, all_trials: bool) -> None:
                 emit(f"{name} is cancelled as soon as its suite goes on: no worker serves it now")
         for execution in served:
             if await _closed(perdure, execution):
+                if wanted.task_id is None:
+                    await clear_pool(perdure, suite, say)
                 emit(f"{names[execution]} is cancelled")
             else:
                 emit(f"{names[execution]} is asked to stop, but no worker has cleaned up yet")

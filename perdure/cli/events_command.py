@@ -88,6 +88,10 @@ def event_line(event: dict[str, Any]) -> str:
         words.append(span(event["seconds"]))
     if "delay_seconds" in event:
         words.append(f"in {span(event['delay_seconds'])}")
+    if event.get("host"):
+        words.append(f"on {event['host']}")
+    for instance in event.get("instances") or []:
+        words.append(f"{instance['environment']} ({instance['project']})")
     words += [str(event[key]) for key in ("error_type", "error", "reason") if event.get(key)]
     return "  ".join(printable(word, 1000) for word in words).rstrip()
 

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from perdure.cli.clearing import Look
 from perdure.cli.console import printable
+from perdure.cli.instances import Teller, seen_by
 from perdure.cli.progress import Display, Picture, RunningTask
 from perdure.client import Perdure, SuiteRun
 from perdure.embedded import workers_on
@@ -25,12 +27,18 @@ ASKED_PER_SECOND = 4
 """Running tasks whose steps are asked for, each second at most: a question costs the server."""
 ASKED_IN_TURN = 10
 
+POOL_SECONDS = 1.0
+"""Between two looks at the pool."""
+POOL_ANSWER_SECONDS = 5.0
+
 
 class Following:
     """Keeps the display up to date until the suite is closed."""
 
-    def __init__(self, suite: SuiteRun, shown: Display) -> None:
+    def __init__(self, suite: SuiteRun, shown: Display, pool: Look | None = None) -> None:
+        """`pool` looks at the suite's pool; None: it uses none."""
         self._suite = suite
+        self._pool = pool
         self._shown = shown
         self._picture = Picture()
         self._several = {t.task["id"] for t in suite.definition.tasks if t.repeats > 1}
@@ -49,12 +57,14 @@ class Following:
         self._known = self._suite.taken_over
         if self._suite.how in ("attached", "found", "finished"):
             self._known = (await self._suite.progress()).next_offset
-        asking = asyncio.create_task(self._ask_tasks()) if self._shown.is_live else None
+        beside = [asyncio.create_task(self._ask_tasks())] if self._shown.is_live else []
+        if self._pool:
+            beside.append(asyncio.create_task(self._watch_pool(self._pool)))
         try:
             await self._suite.follow(on_progress=self._take, poll_seconds=POLL_SECONDS)
         finally:
-            if asking:
-                asking.cancel()
+            for task in beside:
+                task.cancel()
 
     def _take(self, progress: SuiteProgress) -> None:
         picture, before = self._picture, self._before
@@ -71,20 +81,45 @@ class Following:
                 self._shown.ended(name, trial, max(1, number), progress.total)
         for line in changes(before, progress):
             self._shown.say(line)
-        picture.running = [
-            RunningTask(self._name(*_trial_of(name)), self._steps.get(name, ""))
-            for name in progress.running
-        ]
         self._before = progress
-        self._shown.show(picture)
+        self._show()
+
+    def _show(self) -> None:
+        self._picture.running = [
+            RunningTask(self._name(*_trial_of(name)), self._steps.get(name, ""))
+            for name in self._at_work
+        ]
+        self._shown.show(self._picture)
+
+    @property
+    def _at_work(self) -> list[str]:
+        """The running tasks that have the environments that they need."""
+        progress, waits = self._picture.progress, self._picture.pool.waits
+        return [name for name in progress.running if name not in waits] if progress else []
+
+    async def _watch_pool(self, look: Look) -> None:
+        """Keep what the pool has in the picture; elsewhere than on a terminal, tell its news."""
+        environments = [*self._suite.definition.environments]
+        teller = Teller()
+        while True:
+            # Its worker may just have died; and a pool opens only when it is needed.
+            with contextlib.suppress(PerdureError, TimeoutError):
+                async with asyncio.timeout(POOL_ANSWER_SECONDS):
+                    view = await look()
+                if view:
+                    seen = self._picture.pool = seen_by(self._suite.suite, environments, view)
+                    if not self._shown.is_live:
+                        for line in teller.lines(seen):
+                            self._shown.say(line)
+                    self._show()
+            await asyncio.sleep(POOL_SECONDS)
 
     async def _ask_tasks(self) -> None:
         """Ask running tasks for their steps in turn, a few each second."""
         turn = 0
         while True:
             await asyncio.sleep(1 / ASKED_PER_SECOND)
-            progress = self._picture.progress
-            running = progress.running if progress else []
+            running = self._at_work
             if not running:
                 continue
             name = running[turn % min(len(running), ASKED_IN_TURN)]

@@ -73,12 +73,13 @@ def _problems(documents: Documents, wanted: Wanted) -> list[str]:
     from perdure.core.run import BadRange, check_range
     from perdure.documents import unsupported
     from perdure.env_file import read_env_file
+    from perdure.environment_checks import missing_for
     from perdure.limit_checks import missing_limits
     from perdure.secret_checks import missing_secrets
 
     env_file = read_env_file(wanted.worker.env_file)
     options, tasks = wanted.options, documents.tasks
-    problems = [str(problem) for problem in documents.problems]
+    problems = [str(problem) for problem in [*documents.problems, *documents.unready]]
     for loaded in tasks:
         problems += [str(problem) for problem in unsupported(loaded)]
         try:
@@ -90,7 +91,7 @@ def _problems(documents: Documents, wanted: Wanted) -> list[str]:
     if missing and not (wanted.suite and asyncio.run(_is_open(wanted.suite))):
         problems += missing
     if not temporal_configured(Settings.from_env().temporal_env):
-        problems += missing_secrets(tasks, env_file)
+        problems += [*missing_secrets(tasks, env_file), *missing_for(tasks, env_file)]
     return problems
 
 

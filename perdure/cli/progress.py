@@ -6,11 +6,14 @@ import contextlib
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from perdure.cli.console import console_for, is_terminal, printable, say
+from perdure.cli.environment_failures import reason_and_log
+from perdure.cli.instances import Seen
 from perdure.cli.tables import kind_name
 from perdure.cli.times import clock, number, span, time_of_day
 from perdure.messages import SuiteProgress, TrialSummary
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 REFRESH_PER_SECOND = 4
 SHOWN_TASKS = 10
 """Running tasks that have a line of their own."""
+SHOWN_WAITS = 3
+"""What tasks wait for, that has one."""
 MIN_ENDED_FOR_ESTIMATE = 2
 
 
@@ -42,6 +47,8 @@ class Picture:
 
     progress: SuiteProgress | None = None
     running: Sequence[RunningTask] = ()
+    """Without those that wait for environments."""
+    pool: Seen = field(default_factory=Seen)
     ended_before: int = 0
     """Trials that had ended when this command began to look."""
     since: float = field(default_factory=time.monotonic)
@@ -107,7 +114,7 @@ def reason_of(trial: TrialSummary, limit: int = 300) -> str:
     step = f"step {trial.failure_step}: " if trial.failure_step else ""
     usual = trial.status != "failed" or trial.failure_kind in (None, "task")
     kind = "" if usual else f" ({kind_name(trial.failure_kind)})"
-    reason = trial.failure_reason or ""
+    reason, _ = reason_and_log(trial.failure_reason)
     if trial.status == "cancelled" and reason == SUITE_CANCELLED:
         reason = ""  # it is told already
     return printable(f"{step}{reason}", limit) + kind
@@ -185,10 +192,12 @@ def render(picture: Picture | None, height: int, now: float) -> Group:
         return Group(Text("starting…", style="dim"))
     progress = picture.progress
     standing = _standing(progress)
-    room = max(1, min(SHOWN_TASKS, height - 5 - len(standing)))
+    pool = _pool(picture.pool)
+    room = max(1, min(SHOWN_TASKS, height - 5 - len(standing) - len(pool)))
     running = list(picture.running)
-    hidden = len(progress.running) - min(len(running), room)
-    lines: list[RenderableType] = [_bar(picture, now), _counts(progress), *standing]
+    hidden = len(progress.running) - _waiting(picture) - min(len(running), room)
+    lines: list[RenderableType] = [_bar(picture, now), _counts(picture, progress), *standing]
+    lines += pool
     if running:
         lines.append(_tasks(running[:room]))
     if hidden > 0 and running:
@@ -207,6 +216,22 @@ def _standing(progress: SuiteProgress) -> list[Text]:
     else:
         return []
     return [Text(told, style="yellow", no_wrap=True, overflow="ellipsis")]
+
+
+def _pool(seen: Seen) -> list[Text]:
+    """The instances, and what tasks wait for, the most common first."""
+    from rich.text import Text
+
+    told = Counter(seen.waits.values()).most_common(SHOWN_WAITS)
+    lines = [seen.line] if seen.line else []
+    lines += [f"  {count} wait: {printable(reason, 200)}" for reason, count in told]
+    return [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def _waiting(picture: Picture) -> int:
+    """The tasks that are started, and wait for environments."""
+    started = picture.progress.running if picture.progress else []
+    return len(picture.pool.waits.keys() & {*started})
 
 
 def _bar(picture: Picture, now: float) -> Table:
@@ -230,15 +255,16 @@ def _bar(picture: Picture, now: float) -> Table:
     return row
 
 
-def _counts(progress: SuiteProgress) -> Text:
+def _counts(picture: Picture, progress: SuiteProgress) -> Text:
     from rich.text import Text
 
+    waiting = _waiting(picture)
     parts = [
         (progress.succeeded, "succeeded", "green"),
         (progress.failed, "failed", "red"),
         (progress.cancelled, "cancelled", "yellow"),
-        (len(progress.running), "running", ""),
-        (progress.pending, "waiting", "dim"),
+        (len(progress.running) - waiting, "running", ""),
+        (progress.pending + waiting, "waiting", "dim"),
     ]
     line = Text(no_wrap=True, overflow="ellipsis")
     for count, name, style in parts:

@@ -24,9 +24,11 @@ from perdure.cli.suite_options import (
     WHAT_BOUNDS_IT,
     FailFastOption,
     JunitOption,
+    KeepEnvsOption,
     LimitOption,
     MaxCostOption,
     MaxFailuresOption,
+    PoolOption,
     TaskTimeoutOption,
     bounds,
     junit_path,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     {
         "How it runs": (*HOW_IT_RUNS, "detach"),
         "What bounds it": WHAT_BOUNDS_IT,
+        "Environments": ("pool", "keep_envs"),
         "Results": ("junit", "json"),
     }
 )
@@ -98,6 +101,8 @@ def retry(
     fail_fast: FailFastOption = False,
     max_failures: MaxFailuresOption = None,
     max_cost: MaxCostOption = None,
+    pool: PoolOption = None,
+    keep_envs: KeepEnvsOption = False,
     junit: JunitOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -132,6 +137,8 @@ def retry(
         max_cost=max_cost,
         task_timeout=task_timeout,
         limit=limit,
+        pool=pool,
+        keep_envs=keep_envs,
     )
     worker = worker_config(steps, env_file, pass_env, inherit_env, host)
 

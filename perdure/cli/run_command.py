@@ -49,11 +49,13 @@ from perdure.cli.suite_options import (
     FailFastOption,
     FreshOption,
     JunitOption,
+    KeepEnvsOption,
     LimitOption,
     MaxCostOption,
     MaxFailuresOption,
     MaxParallelOption,
     OnlyOption,
+    PoolOption,
     RepeatsOption,
     RetryInfrastructureOption,
     StartStepOption,
@@ -82,9 +84,10 @@ if TYPE_CHECKING:
         "The suite": ("suite", "fresh", "changed", "detach"),
         "How it runs": HOW_IT_RUNS,
         "What bounds it": WHAT_BOUNDS_IT,
+        "Environments": ("env_config", "root", "pool", "keep_envs"),
         "Results": ("results", "junit", "json"),
         "DTap directories and lists": (
-            *("root", "env_config", "mcp_config", "task_command"),
+            *("mcp_config", "task_command"),
             *("domain", "type_", "threat_model", "risk_category", "skip_existing"),
         ),
     }
@@ -117,8 +120,10 @@ def run(
     results: ResultsOption = None,
     junit: JunitOption = None,
     json: JsonOption = False,
-    root: RootOption = None,
     env_config: EnvConfigOption = None,
+    root: RootOption = None,
+    pool: PoolOption = None,
+    keep_envs: KeepEnvsOption = False,
     mcp_config: McpConfigOption = None,
     task_command: TaskCommandOption = None,
     domain: DomainOption = None,
@@ -155,6 +160,8 @@ def run(
         max_cost=max_cost,
         task_timeout=task_timeout,
         limit=limit,
+        pool=pool,
+        keep_envs=keep_envs,
     )
     worker = worker_config(steps, env_file, pass_env, inherit_env, host)
     kept = results_dir(results)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from perdure.cli.console import emit, emit_json, printable, say
 from perdure.cli.following import Following, watch
+from perdure.cli.pool_clearing import clear_pool, pool_of
 from perdure.cli.progress import Display, display
 from perdure.cli.signals import LEAVING, asked_to_end
 from perdure.cli.summary import print_summary, report_junit, status_of, tell_unwritten
@@ -32,9 +33,11 @@ _IGNORED = {
     "limits": ("--limit",),
     "task_timeout": ("--task-timeout",),
     "results_dir": ("--results",),
+    "pool": ("--pool",),
+    "keep_envs": ("--keep-envs",),
 }
 """By `SuiteRun.ignored`: what an open suite does not heed, and a hint need not repeat."""
-_FLAGS = frozenset({"--fresh", "--detach", "--fail-fast"})
+_FLAGS = frozenset({"--fresh", "--detach", "--fail-fast", "--keep-envs"})
 """Options that have no value."""
 
 Begin = Callable[[Perdure, Callable[[str], None]], Awaitable[SuiteRun]]
@@ -88,6 +91,9 @@ class _Session:
         self._suite: SuiteRun | None = None
         self._asked = False
         self._ended = False
+        self._clearing = False
+        self._leave = asyncio.Event()
+        """Set: what is left in the pool is not waited for."""
         self._since = time.monotonic()
 
     def close(self) -> None:
@@ -113,13 +119,18 @@ class _Session:
                 self._shown.say(_ctrl_c(perdure, suite))
             watching = asyncio.create_task(watch(perdure, suite, self._shown))
             try:
-                await Following(suite, self._shown).until_closed()
+                await Following(suite, self._shown, pool_of(perdure, suite)).until_closed()
+                self._clearing = True
+                await clear_pool(perdure, suite, self._shown.say, self._leave)
             finally:
                 watching.cancel()
             return await self._tell_end(suite, _results(perdure, suite))
 
     async def cancel(self, work: asyncio.Task[int]) -> None:
         """Ctrl-C came: cancel the suite; its clean-up is part of `work`."""
+        if self._clearing:
+            self._leave.set()  # the suite has ended: there is nothing to cancel
+            return
         self._asked = True
         if not self._starting:
             work.cancel()

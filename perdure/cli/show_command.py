@@ -135,7 +135,9 @@ def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
 
 
 def _show_run(record: dict[str, Any], files: Path | None) -> None:
+    from perdure.cli.environment_failures import reason_and_log
     from perdure.cli.failures import failed_attempts
+    from perdure.cli.leases import lease_lines
     from perdure.cli.summary import usage_text
     from perdure.cli.tables import kind_name, steps_table
     from perdure.cli.times import moment, span
@@ -148,13 +150,16 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
     emit(f"started  {moment(record['started_at'])}")
     if failure := record.get("failure"):
         step = f"step {failure['step']}: " if failure.get("step") else ""
-        emit(
-            f"failure  {printable(step + failure['message'], 1000)} ({kind_name(failure['kind'])})"
-        )
+        reason, log = reason_and_log(failure["message"])
+        emit(f"failure  {printable(step + reason, 1000)} ({kind_name(failure['kind'])})")
+        for line in log:
+            emit(f"         | {line}")
     if record.get("cancelled"):
         emit(f"cancel   {printable(record['cancelled'], 1000)}")
     if record.get("usage"):
         emit(f"usage    {usage_text(record['usage'])}")
+    for line in lease_lines(record):
+        emit(line)
     emit("")
     emit_table(steps_table(record))
     for failed in failed_attempts(record, files):

@@ -123,6 +123,26 @@ HOW_IT_RUNS = (
 WHAT_BOUNDS_IT = ("task_timeout", "limit", "fail_fast", "max_failures", "max_cost")
 """Parameters, for the panels of a command's help."""
 
+POOL = "default"
+"""The pool that is used when nothing is said."""
+
+PoolOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pool",
+        metavar="NAME",
+        help=f"The pool that environments are taken from; by default `{POOL}`.",
+        show_default=False,
+    ),
+]
+KeepEnvsOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-envs",
+        metavar=FLAG,
+        help="Let instances of environments stay when nobody needs them any more.",
+    ),
+]
 MaxParallelOption = Annotated[
     int | None,
     typer.Option(
@@ -237,12 +257,16 @@ def bounds(
     max_cost: float | None,
     task_timeout: str | None,
     limit: Iterable[str],
+    pool: str | None = None,
+    keep_envs: bool = False,
 ) -> BoundSettings:
-    """The options that bound a suite.
+    """The options that say how a suite runs, and what bounds it.
 
-    Raises OptionError and BadBound for a value that cannot be used, before anything is started.
+    Raises OptionError, BadId and BadBound for a value that cannot be used, before anything is
+    started.
     """
     from perdure import bounds as values
+    from perdure.suite_input import check_id
 
     if fail_fast and max_failures is not None:
         raise OptionError("--fail-fast is --max-failures 1; give one of the two")
@@ -252,6 +276,8 @@ def bounds(
     ):
         if number is not None:
             values.count(option, number, low)
+    if pool is not None:
+        check_id("--pool", pool)
     values.failures("--max-failures", max_failures)
     values.cost("--max-cost", max_cost)
     values.seconds("--task-timeout", task_timeout)
@@ -262,6 +288,8 @@ def bounds(
         "max_cost": max_cost,
         "task_timeout": task_timeout,
         "limits": limits(limit),
+        "pool": pool,
+        "keep_envs": keep_envs or None,  # not said: as it was
     }
 
 

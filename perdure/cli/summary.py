@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.cli.console import emit, emit_table, printable, say
+from perdure.cli.environment_failures import environment_lines
 from perdure.cli.tables import failures_table, note_lines, totals_line, trial_name, trials_of
 from perdure.cli.times import clock, number
 
@@ -22,7 +23,7 @@ _LARGER = {
 
 
 def print_summary(outcome: dict[str, Any], took: float | None) -> None:
-    """Print every failure, what was not run and why, usage, pass@k and the totals.
+    """Print every failure, those of environments apart, what was not run and why, and the totals.
 
     `took`: seconds, None if nothing was run.
     """
@@ -30,6 +31,8 @@ def print_summary(outcome: dict[str, Any], took: float | None) -> None:
     if failures:
         emit_table(failures)
         emit("")
+    for line in environment_lines(outcome):
+        emit(line)
     for line in [*note_lines(outcome, unwritten=False), *closing_lines(outcome)]:
         emit(line)
     emit(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import names
 from perdure.cli.console import printable
+from perdure.cli.environment_failures import reason_and_log
 from perdure.cli.times import moment, span
 from perdure.outcome import trials_of
 
@@ -138,7 +139,7 @@ def runs_table(runs: Iterable[dict[str, Any]]) -> Table:
             span(run["duration"]),
             moment(run["started_at"]),
             kind_name(failure.get("kind")),
-            printable(f"{step}{failure.get('reason') or ''}", REASON_CHARACTERS),
+            printable(step + reason_and_log(failure.get("reason"))[0], REASON_CHARACTERS),
         )
     return made
 
@@ -179,7 +180,7 @@ def failures_table(outcome: dict[str, Any]) -> Table | None:
             state(trial["status"]),
             kind_name(failure.get("kind")),
             printable(failure.get("step")),
-            printable(failure.get("reason"), REASON_CHARACTERS),
+            printable(reason_and_log(failure.get("reason"))[0], REASON_CHARACTERS),
         )
     return made if made.row_count else None
 

@@ -59,6 +59,18 @@ class _Call:
 
 def worker(
     host: HostOption = None,
+    max_instances: Annotated[
+        int | None,
+        typer.Option(
+            "--max-instances",
+            metavar="N",
+            min=0,
+            max=10_000,
+            help="Instances of environments at a time on this host; by default as many as memory "
+            "and ports allow.",
+            show_default=False,
+        ),
+    ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -103,8 +115,8 @@ def worker(
     """Run the steps of tasks, until Ctrl-C or SIGTERM.
 
     `perdure run` has a worker of its own; this one serves suites that were started elsewhere, on a
-    team's server above all. Asked to stop, it lets running steps go on for 10 s, then hands them
-    back to the next worker; asked twice, it leaves at once.
+    team's server above all, and brings up their environments. Asked to stop, it lets running steps
+    go on for 10 s, then hands them back to the next worker; asked twice, it leaves at once.
 
     Logs go to stderr; PERDURE_LOG is their level (debug, info, warning, error).
     """
@@ -139,6 +151,7 @@ def worker(
         environment=WorkerEnvironment(
             pass_env=tuple(names), inherit_env=inherit_env, env_file=values
         ),
+        max_instances=max_instances,
     )
     asyncio.run(_work(settings, call, options))
 
@@ -215,7 +228,7 @@ class _Serving:
         async with serving(client, options):
             _log.info("serving queue %s of %s as host %s", options.queue, where, options.host)
             self._ready.tell()
-            vacancy = Vacancy(client, options.queue)
+            vacancy = Vacancy(client, options.queue, options.host)
             while not await self._asked.within(LOOK_SECONDS):
                 # A parent looks after the server itself.
                 if self._server and not self._has_parent:

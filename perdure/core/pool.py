@@ -7,30 +7,27 @@ nobody, changes nothing. Times are seconds since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from perdure.core import pool_decisions as told
+from perdure.core.pool_answers import Answers
 from perdure.core.pool_decisions import Decision, FailureKind
 from perdure.core.pool_definitions import Definition
 from perdure.core.pool_demand import Demand, Need
 from perdure.core.pool_desk import Desk, Ticket
-from perdure.core.pool_fleet import STOP_AGAIN_SECONDS, Failure, Fleet
-from perdure.core.pool_hosts import CROWDED_SECONDS, HostFacts, Hosts
-from perdure.core.pool_instances import FREE, Instance, Instances
-from perdure.core.pool_ledger import Ledger, Placement
+from perdure.core.pool_fleet import Fleet
+from perdure.core.pool_hosts import HostFacts, Hosts
+from perdure.core.pool_instances import FREE, Instances
+from perdure.core.pool_leasing import Leasing
+from perdure.core.pool_ledger import Ledger
 from perdure.core.pool_plan import Plan, Planner
-from perdure.core.pool_requests import (
-    FAILURES_ALLOWED,
-    OVERTAKES_PER_LEASE,
-    Lease,
-    Queue,
-    Request,
-    Waiter,
-)
+from perdure.core.pool_requests import OVERTAKES_PER_LEASE, Lease, Queue, Request
 from perdure.core.pool_stock import Stock
+from perdure.core.ports import PortRange
 from perdure.messages import Holder
+from perdure.pool_messages import HostBeat, InstanceAnswer
 
 ROUNDS = 5
 """Plans that are made at a time, at most; the second is nearly always empty."""
@@ -44,6 +41,9 @@ class PoolOptions:
     """A host so long silent gets nothing new."""
     host_gone_seconds: float = 45.0
     """One so long silent is gone, if another host is there."""
+    fresh_seconds: float = 2.0
+    """An instance that came up or was reset so long ago need not be looked at before a grant: it
+    was healthy then."""
     unplaceable_seconds: float = 300.0
     """A request that no host could hold even if it were empty waits so long for a better one."""
     overtakes_per_lease: int = OVERTAKES_PER_LEASE
@@ -64,6 +64,7 @@ class Pool:
         self._stock = Stock()
         self._seen = 0.0
         """The newest time that was told."""
+        self._assemble()
 
     # --- Those who ask ----------------------------------------------------------------------
 
@@ -77,14 +78,25 @@ class Pool:
         self._learn(request.environments)
         self._desk.ask(request, now)
 
-    def release(self, request_id: str, holder: Holder, now: float) -> None:
-        """End a lease, or leave the queue. Again, or by somebody else, it changes nothing."""
+    def release(
+        self,
+        request_id: str,
+        holder: Holder,
+        now: float,
+        broken: Mapping[str, str] | None = None,
+    ) -> None:
+        """End a lease, or leave the queue. Again, or by somebody else, it changes nothing.
+
+        `broken`: why instances must not be used again, by environment.
+        """
         if not self._desk.is_known(request_id):
             self._desk.remember(request_id, holder, Ticket("over"))  # the request may come yet
         if self._desk.holder(request_id) == holder and (lease := self._desk.leave(request_id)):
             for number in lease.instances:
-                is_used = lease.state != "checking"
-                self._fleet.take_back(self.instances[number], now, used=is_used)
+                instance, is_used = self.instances[number], lease.state != "checking"
+                self._fleet.take_back(instance, now, used=is_used)
+                if reason := (broken or {}).get(instance.environment):
+                    self._fleet.stop(instance, reason, now)
 
     def acknowledge(self, request_id: str, holder: Holder) -> None:
         """The holder knows that it has its lease, or has lost it."""
@@ -98,20 +110,36 @@ class Pool:
             self.release(request_id, holder, now)
         for suite, demand in [*self.demands.items()]:
             if demand.holder == holder:
-                del self.demands[suite]
+                self._desk.forget(suite)
 
     def declare(self, demand: Demand) -> None:
         """A suite says what it is going to need."""
+        if self.closing is not None:
+            return
         self._desk.declare(demand)
         self._learn(demand.definitions())
         if demand.keep_envs:
             self._stock.kept.update((definition.key, None) for definition in demand.definitions())
+
+    def needs_no_more(self, suite: str, holder: Holder) -> None:
+        """A suite is over; by somebody else, that changes nothing."""
+        if (demand := self.demands.get(suite)) and demand.holder == holder:
+            self._desk.forget(suite)
 
     def ticket(self, request_id: str) -> Ticket:
         """How it stands with a request."""
         return self._desk.ticket(request_id)
 
     # --- Hosts ------------------------------------------------------------------------------
+
+    def hear(self, beat: HostBeat, now: float) -> None:
+        """A worker says that it serves a host: one that is new to the pool has joined."""
+        within = PortRange(beat.port_low, beat.port_high)
+        facts = HostFacts(beat.capacity, beat.free_gb, beat.total_gb, within, beat.machine)
+        is_known = self.hosts.has_worker(beat.host, beat.worker)
+        tell = self.host_beat if is_known else self.host_joined
+        tell(beat.host, facts, now)
+        self.hosts.add_worker(beat.host, beat.worker)
 
     def host_joined(self, name: str, facts: HostFacts, now: float) -> None:
         """A worker serves a host, for the first time or again.
@@ -120,8 +148,13 @@ class Pool:
         is swept.
         """
         self.host_beat(name, facts, now)
-        keep = [instance.number for instance in self.instances.on(name)]
-        self._decisions.append(told.SweepHost(name, keep))
+        self.sweep(name)
+
+    def sweep(self, host: str) -> None:
+        """Remove from a host what this pool left there and knows no more."""
+        # Those of other hosts, too: two hosts may be one machine, and share its engine.
+        keep = [instance.number for instance in self.instances]
+        self._decisions.append(told.SweepHost(host, keep))
 
     def host_beat(self, name: str, facts: HostFacts, now: float) -> None:
         """The worker of a host says that it is there."""
@@ -134,80 +167,16 @@ class Pool:
             return
         self.hosts.remove(name)
         for instance in self.instances.on(name):
-            self._part_from(instance, f"its host {name} is gone", now)
+            reason = f"its host {name} is gone"
+            self._leasing.part_from(instance, reason, now)
             self._fleet.is_gone(instance)
+            self._decisions.append(
+                told.AbandonInstance(instance.number, instance.environment, name, reason)
+            )
 
-    # --- Instances --------------------------------------------------------------------------
-
-    def started(self, instance: int, order: int, now: float) -> None:
-        """It is up and healthy."""
-        if found := self._fleet.answering(instance, order, "starting"):
-            self._stock.succeed(found.key)
-            self._fleet.is_up(found, now)
-
-    def start_failed(self, instance: int, order: int, failure: Failure, now: float) -> None:
-        """It did not come up, or did not become healthy in time."""
-        found = self._fleet.answering(instance, order, "starting")
-        if found is None:
-            return
-        is_alone = len(self.instances.on(found.host)) == 1
-        if failure.is_crowded and not is_alone:  # something will end there, and make room
-            self.hosts[found.host].crowded_until = now + CROWDED_SECONDS
-            self._fleet.stop(found, failure.reason, now)
-        else:
-            self._fail(found, failure, now)
-
-    def ports_taken(
-        self, instance: int, order: int, ports: Iterable[int], now: float, *, at_start: bool
-    ) -> None:
-        """Somebody else has some of its ports: it gets others, and starts again.
-
-        `at_start`: that showed only when it came up. Then there is one more try.
-        """
-        if found := self._fleet.answering(instance, order, "starting"):
-            failure = self._fleet.change_ports(found, ports, now, at_start=at_start)
-            if failure:
-                self._fail(found, failure, now)
-
-    def reset_done(self, instance: int, order: int, now: float) -> None:
-        """It is as if it were new."""
-        if found := self._fleet.answering(instance, order, "resetting"):
-            self._fleet.is_clean(found, now)
-
-    def reset_failed(self, instance: int, order: int, failure: Failure, now: float) -> None:
-        """It could not be reset, all tries included."""
-        if found := self._fleet.answering(instance, order, "resetting"):
-            self._fail(found, failure, now)
-
-    def checked(self, instance: int, order: int, now: float) -> None:
-        """It is healthy, as a look before a grant showed."""
-        found = self._fleet.answering(instance, order, "checking")
-        lease = self.leases.get(found.lease or "") if found else None
-        if found and lease and found.number not in lease.checked:
-            lease.checked.append(found.number)
-            if len(lease.checked) == len(lease.instances):
-                self._grant(lease, now)
-
-    def unhealthy(self, instance: int, order: int, failure: Failure, now: float) -> None:
-        """It is not healthy, as a look before a grant showed."""
-        if found := self._fleet.answering(instance, order, "checking"):
-            self._fail(found, failure, now)
-
-    def instance_lost(self, instance: int, failure: Failure, now: float) -> None:
-        """It broke, whatever it was doing: its container died, or nobody can reach it."""
-        found = self.instances.get(instance)
-        if found and found.state != "stopping":
-            self._fail(found, failure, now)
-
-    def stopped(self, instance: int, order: int, now: float) -> None:
-        """It is gone, with all that it had."""
-        if found := self._fleet.answering(instance, order, "stopping"):
-            self._fleet.is_gone(found)
-
-    def stop_failed(self, instance: int, order: int, reason: str, now: float) -> None:
-        """It could not be stopped, and counts until it is: that is tried again."""
-        if found := self._fleet.answering(instance, order, "stopping"):
-            found.reason, found.retry_at = reason, now + STOP_AGAIN_SECONDS
+    def answer(self, answer: InstanceAnswer, now: float) -> None:
+        """An instance tells what became of an order, or that it is lost."""
+        self.answers.hear(answer, now)
 
     # --- What people ask for ----------------------------------------------------------------
 
@@ -221,29 +190,52 @@ class Pool:
         self._fleet.definitions[definition.key] = definition
         self._stock.learn(definition)
 
-    def reset_environment(self, name: str, now: float) -> None:
-        """Reset the idle instances of an environment."""
-        for instance in self.instances:
-            is_idle = instance.state in ("clean", "dirty") and instance.environment == name
-            if is_idle and self._fleet.definition(instance).is_resettable:
-                self._fleet.reset(instance, now)
+    def newest(self, name: str) -> Definition | None:
+        """What an environment is as it was told last; None: it was never spoken of."""
+        return self._fleet.definitions.get(self._stock.newest.get(name, ""))
 
-    def stop_environment(self, name: str, now: float) -> None:
-        """Stop the instances of an environment: those in use after their use."""
+    def failures(self) -> list[tuple[str, int, str]]:
+        """Keys whose instances, which no request wanted, failed in a row: how often, and why the
+        last time."""
+        return self._stock.failures()
+
+    def reset_environment(self, name: str, now: float) -> int:
+        """Reset the idle instances of an environment; returns how many."""
+        idle = [
+            instance
+            for instance in self.instances
+            if instance.state in ("clean", "dirty")
+            and instance.environment == name
+            and self._fleet.definition(instance).is_resettable
+        ]
+        for instance in idle:
+            self._fleet.reset(instance, now)
+        return len(idle)
+
+    def stop_environment(self, name: str, now: float) -> tuple[int, int]:
+        """Stop the instances of an environment: those in use after their use.
+
+        Returns how many are stopped, and how many will be.
+        """
         self._stock.forget([key for key, d in self._fleet.definitions.items() if d.name == name])
-        for instance in self.instances:
-            if instance.environment == name and instance.state in FREE:
-                self._fleet.stop(instance, "it was asked for", now)
-            elif instance.environment == name:
+        self._fleet.hurry_stops(now, name)
+        there = [i for i in self.instances if i.environment == name and i.state != "stopping"]
+        in_use = [instance for instance in there if instance.state not in FREE]
+        for instance in there:
+            if instance in in_use:
                 instance.is_retiring = True
+            else:
+                self._fleet.stop(instance, "it was asked for", now)
+        return len(there) - len(in_use), len(in_use)
 
     def shut_down(self, now: float, reason: str = "the pool was shut down") -> None:
         """Stop everything, whatever it does, and refuse everybody."""
         self.closing = reason
         self._stock.forget([*self._fleet.definitions])
+        self._fleet.hurry_stops(now)
         for instance in self.instances:
             if instance.state != "stopping":
-                self._part_from(instance, reason, now)
+                self._leasing.part_from(instance, reason, now)
                 self._fleet.stop(instance, reason, now)
         for waiter in [*self.queue]:
             self._desk.refuse(waiter, "infrastructure", reason)
@@ -282,7 +274,7 @@ class Pool:
         To be told again is harmless to everybody.
         """
         news = [
-            self._news(lease)
+            self._leasing.news(lease)
             for lease in self.leases.values()
             if lease.state != "checking" and not lease.is_acknowledged
         ]
@@ -304,6 +296,11 @@ class Pool:
     def instances(self) -> Instances:
         """Those that are not gone without a trace."""
         return self._fleet.instances
+
+    @property
+    def next_number(self) -> int:
+        """Of the next instance; all that there ever were have smaller ones."""
+        return self._fleet.numbers + 1
 
     @property
     def queue(self) -> Queue:
@@ -373,7 +370,20 @@ class Pool:
         overtakes = pool.options.overtakes_per_lease
         pool._desk = Desk.from_state(state["desk"], known, pool._decisions, overtakes)
         pool._stock = Stock.from_state(state["stock"])
+        pool._assemble()
         return pool
+
+    def _assemble(self) -> None:
+        self._leasing = Leasing(
+            self._desk,
+            self._fleet,
+            self._stock,
+            self._decisions,
+            host_away_seconds=self.options.host_away_seconds,
+            fresh_seconds=self.options.fresh_seconds,
+        )
+        self.answers = Answers(self._desk, self._fleet, self._stock, self._leasing)
+        """Where instances tell what became of orders."""
 
     # --- Inside: requests and leases --------------------------------------------------------
 
@@ -392,93 +402,6 @@ class Pool:
             if definition.key not in self._fleet.definitions:
                 self.definition_changed(definition)
 
-    def _lease(self, waiter: Waiter, placement: Placement | None, now: float) -> None:
-        """The request gets its instances as soon as all are found healthy."""
-        name = waiter.request.request_id
-        instances = placement.use if placement else []
-        self.queue.remove(name)
-        waiter.stuck_since = waiter.host = None
-        host = placement.host if placement else None
-        lease = Lease(waiter, host, [instance.number for instance in instances])
-        self.leases[name] = lease
-        for instance in instances:
-            self._fleet.check(instance, name, now)
-        if not instances:
-            self._grant(lease, now)
-
-    def _grant(self, lease: Lease, now: float) -> None:
-        lease.state, lease.since = "granted", now
-        for number in lease.instances:
-            self._fleet.hand_out(self.instances[number], now)
-        self._decisions.append(self._news(lease))
-
-    def _news(self, lease: Lease) -> Decision:
-        """What the holder of a lease must know."""
-        name, holder = lease.request.request_id, lease.request.holder
-        if lease.state == "lost":
-            return told.LoseLease(name, holder, lease.reason, list(lease.missing))
-        instances = [self.instances[number] for number in lease.instances]
-        granted = [
-            told.GrantedInstance(i.number, i.key, i.environment, i.project, dict(i.ports))
-            for i in instances
-        ]
-        return told.Grant(name, holder, lease.host, granted)
-
-    def _part_from(self, instance: Instance, reason: str, now: float) -> Waiter | None:
-        """Whoever has an instance has it no longer. Returns who waits for it, if anybody does."""
-        waiter = self.queue.get(instance.wanted_by)
-        lease = self.leases.get(instance.lease or "")
-        instance.lease = instance.wanted_by = None
-        if lease is None:
-            return waiter
-        lease.instances.remove(instance.number)
-        if lease.state == "checking":  # the request goes back to its place in the queue
-            del self.leases[lease.request.request_id]
-            for number in lease.instances:
-                self._fleet.take_back(self.instances[number], now, used=False)
-            self.queue.put(lease.waiter)
-            return lease.waiter
-        if news := self._untold_loss(lease):
-            self._decisions.remove(news)  # one word for all that is lost together
-        lease.state, lease.reason, lease.is_acknowledged = "lost", reason, False
-        lease.missing.append(instance.environment)
-        self._decisions.append(self._news(lease))
-        return None
-
-    def _untold_loss(self, lease: Lease) -> Decision | None:
-        losses = (d for d in self._decisions if isinstance(d, told.LoseLease))
-        return next((d for d in losses if d.request_id == lease.request.request_id), None)
-
-    def _fail(self, instance: Instance, failure: Failure, now: float) -> None:
-        """It is not handed out any more; who was to get it gets another, or is refused."""
-        is_free = instance.state in FREE
-        reason = f"environment {instance.environment}: {failure.reason}"
-        waiter = self._part_from(instance, reason, now)
-        self._fleet.stop(instance, failure.reason, now)
-        if now - self.hosts[instance.host].heard >= self.options.host_away_seconds:
-            return  # its worker is away: that is nobody's fault
-        refused = [waiter] if waiter and self._count_failure(waiter) else []
-        if failure.is_final:
-            refused = self._hopeless(instance, waiter)
-        for hopeless in refused:
-            self._desk.refuse(hopeless, "environment", reason, failure.log)
-        if is_free and waiter is None:
-            self._stock.fail(instance.key)
-
-    def _count_failure(self, waiter: Waiter) -> bool:
-        waiter.failures += 1
-        return waiter.failures >= FAILURES_ALLOWED
-
-    def _hopeless(self, instance: Instance, waiter: Waiter | None) -> list[Waiter]:
-        """For whom another try would fare no better: with one host, for all that want the same."""
-        if len(self.hosts.usable) > 1:
-            return [waiter] if waiter else []
-        return [
-            other
-            for other in self.queue
-            if instance.key in [definition.key for definition in other.request.environments]
-        ]
-
     # --- Inside: the plan -------------------------------------------------------------------
 
     def _carry_on(self, now: float) -> bool:
@@ -486,7 +409,7 @@ class Pool:
         planner = self._planner(now)
         while leases := planner.serve(self.queue).leases:
             for waiter, placement in leases:
-                self._lease(waiter, placement, now)
+                self._leasing.lease(waiter, placement, now)
                 self.queue.overtake(waiter, planner.plan.lack_slots, len(self.leases))
             planner = self._planner(now)  # some may be due now
         need = Need(self.queue, self.demands.values(), self._desk.max_parallel)
@@ -495,7 +418,7 @@ class Pool:
         return bool(plan.starts or plan.resets or plan.stops or plan.robbed)
 
     def _planner(self, now: float) -> Planner:
-        return Planner(self._ledger(now), self._desk.slots())
+        return Planner(self._ledger(now), self._desk.slots(), self._desk.paused)
 
     def _ledger(self, now: float) -> Ledger:
         return Ledger(self.hosts, self.instances, self._fleet.definitions, now)

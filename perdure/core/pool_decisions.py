@@ -76,6 +76,10 @@ class Grant:
     host: str | None
     """Where the instances are; None for a lease without any."""
     instances: list[GrantedInstance] = field(default_factory=list)
+    pool_uuid: str = ""
+    """What tells the pool's projects and folders from others'."""
+    pool: str = ""
+    """The pool's name, filled in by who sends this: a holder that knows no pool gives it back."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,17 @@ class SweepHost:
 
     host: str
     keep: list[int]
+    """All that the pool knows: another host may be on the same machine."""
+
+
+@dataclass(frozen=True)
+class AbandonInstance:
+    """An instance is gone with its host: nobody waits for what its workflow might answer."""
+
+    instance: int
+    environment: str
+    host: str
+    reason: str
 
 
 Decision = (
@@ -118,6 +133,7 @@ Decision = (
     | Refuse
     | LoseLease
     | SweepHost
+    | AbandonInstance
 )
 
 _TYPES: dict[str, Any] = {
@@ -131,6 +147,7 @@ _TYPES: dict[str, Any] = {
         Refuse,
         LoseLease,
         SweepHost,
+        AbandonInstance,
     )
 }
 

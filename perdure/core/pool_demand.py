@@ -34,6 +34,8 @@ class Demand:
     """True: instances of its environments stay when nobody needs them."""
     environments: tuple[Definition, ...] = ()
     """All that its tasks use; `keep_envs` and `prewarm` speak of them."""
+    prioritised: tuple[str, ...] = ()
+    """Workflow ids of holders that people want served before all others, the last one first."""
 
     def definitions(self) -> Iterator[Definition]:
         """All that it speaks of; some may come twice."""
@@ -53,6 +55,7 @@ class Demand:
                 for some in self.coming
             ],
             "environments": [definition.key for definition in self.environments],
+            "prioritised": list(self.prioritised),
         }
 
     @classmethod
@@ -72,6 +75,7 @@ class Demand:
             tuple(coming),
             value["keep_envs"],
             named(value["environments"]),
+            tuple(value["prioritised"]),
         )
 
 

@@ -89,13 +89,21 @@ class Desk:
     def ask(self, request: Request, now: float) -> None:
         """Queue a request."""
         if request.suite not in self.demands:  # what a suite itself declared is newer
-            self._limit(request.suite, request.max_parallel)
-        self.queue.ask(request, now)
+            self._limit(request.suite, request.max_parallel, at_least=1)
+        self._hurry(self.queue.ask(request, now))
 
     def declare(self, demand: Demand) -> None:
         """A suite says what it is going to need."""
         self.demands[demand.suite] = demand
-        self._limit(demand.suite, demand.max_parallel)
+        self._limit(demand.suite, demand.max_parallel, at_least=0)
+        for waiter in self.queue:
+            self._hurry(waiter)
+
+    def forget(self, suite: str) -> None:
+        """A suite needs nothing more, or is gone: nobody is left who could resume it."""
+        del self.demands[suite]
+        if self.max_parallel.get(suite) == 0:
+            self.max_parallel[suite] = 1
 
     def turn_away(self, request: Request, kind: FailureKind, reason: str) -> None:
         """Refuse a request that was never queued."""
@@ -148,8 +156,21 @@ class Desk:
             if limit is not None
         }
 
-    def _limit(self, suite: str, max_parallel: int | None) -> None:
-        self.max_parallel[suite] = None if max_parallel is None else max(1, max_parallel)
+    @property
+    def paused(self) -> set[str]:
+        """Suites that get nothing for now."""
+        return {suite for suite, limit in self.max_parallel.items() if limit == 0}
+
+    def _limit(self, suite: str, max_parallel: int | None, *, at_least: int) -> None:
+        self.max_parallel[suite] = None if max_parallel is None else max(at_least, max_parallel)
+
+    def _hurry(self, waiter: Waiter) -> None:
+        """People may want it served first. It is like one that was overtaken too often: what is
+        free of what it needs is kept for it."""
+        demand, who = self.demands.get(waiter.request.suite), waiter.request.holder.workflow_id
+        if demand and who in demand.prioritised:
+            waiter.urgency = 1 + demand.prioritised.index(who)
+            waiter.is_due = True
 
     # --- Over a continue-as-new, or a crash -------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from perdure.core import pool_decisions as told
 from perdure.core.pool_decisions import Decision
@@ -46,7 +47,7 @@ class Fleet:
         """`decisions` is where orders are told."""
         self.uuid = uuid
         self.prefix = prefix
-        self.hosts = Hosts()
+        self.hosts = Hosts(_port_seed(uuid))
         self.instances = Instances()
         self.definitions: dict[str, Definition] = {}
         """By key."""
@@ -186,6 +187,12 @@ class Fleet:
                 instance.retry_at = None
                 self.order(instance, "stopping", now)
 
+    def hurry_stops(self, now: float, environment: str | None = None) -> None:
+        """Somebody asks: stops that failed are tried again at once."""
+        for instance in self.instances:
+            if instance.retry_at is not None and environment in (None, instance.environment):
+                instance.retry_at = now
+
     def definition(self, instance: Instance) -> Definition:
         """What it is made of."""
         return self.definitions[instance.key]
@@ -209,11 +216,16 @@ class Fleet:
         """The inverse of `state`."""
         fleet = cls(state["uuid"], state["prefix"], decisions)
         fleet.numbers = state["numbers"]
-        fleet.hosts = Hosts.from_state(state)
+        fleet.hosts = Hosts.from_state(state, _port_seed(fleet.uuid))
         fleet.instances = Instances.from_state(state["instances"])
         for key, value in state["definitions"].items():
             fleet.definitions[key] = Definition.from_json(value)
         return fleet
+
+
+def _port_seed(uuid: str) -> int:
+    """Another one for each pool."""
+    return crc32(uuid.encode())
 
 
 def _wanted(definition: Definition) -> dict[str, int]:

@@ -11,6 +11,9 @@ from perdure.core.ports import PortRange, Ports
 CROWDED_SECONDS = 30.0
 """How long nothing is started on an engine that said it was full, unless something ends there."""
 
+REMEMBERED_WORKERS = 50
+"""Of each host: of so many that serve it at a time, none is ever taken for a new one."""
+
 
 @dataclass(frozen=True)
 class HostFacts:
@@ -39,6 +42,8 @@ class Host:
     is_away: bool = False
     """Silent for some time: nothing is placed there, and what is there may come back."""
     crowded_until: float = 0.0
+    workers: list[str] = field(default_factory=list)
+    """Those that have served it, the newest last."""
 
     @property
     def machine(self) -> str:
@@ -49,7 +54,9 @@ class Host:
 class Hosts:
     """The hosts that have joined and are not gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        """`seed`: where each machine's search for ports begins."""
+        self._seed = seed
         self._hosts: dict[str, Host] = {}
         self._ports: dict[str, Ports] = {}
 
@@ -70,8 +77,25 @@ class Hosts:
     def hear(self, name: str, facts: HostFacts, now: float) -> None:
         """The worker of a host says how it is."""
         old = self._hosts.get(name)
-        crowded_until = old.crowded_until if old else 0.0
-        self._hosts[name] = Host(name, facts, now, crowded_until=crowded_until)
+        self._hosts[name] = Host(
+            name,
+            facts,
+            now,
+            crowded_until=old.crowded_until if old else 0.0,
+            workers=old.workers if old else [],
+        )
+
+    def has_worker(self, name: str, worker: str) -> bool:
+        """Whether a worker has been heard of as serving this host."""
+        return name in self._hosts and worker in self._hosts[name].workers
+
+    def add_worker(self, name: str, worker: str) -> None:
+        """A worker serves this host, from now on or still."""
+        workers = self._hosts[name].workers
+        if worker in workers:
+            workers.remove(worker)
+        workers.append(worker)
+        del workers[:-REMEMBERED_WORKERS]
 
     def remove(self, name: str) -> None:
         """It is gone."""
@@ -79,7 +103,7 @@ class Hosts:
 
     def ports(self, name: str) -> Ports:
         """The ports of a host's machine."""
-        return self._ports.setdefault(self._hosts[name].machine, Ports())
+        return self._ports.setdefault(self._hosts[name].machine, Ports(self._seed))
 
     @property
     def all_ports(self) -> list[Ports]:
@@ -109,9 +133,9 @@ class Hosts:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Hosts:
+    def from_state(cls, state: dict[str, Any], seed: int = 0) -> Hosts:
         """The inverse of `state`."""
-        hosts = cls()
+        hosts = cls(seed)
         for value in state["hosts"]:
             facts = HostFacts(**value["facts"])
             facts = replace(facts, port_range=PortRange(**value["facts"]["port_range"]))

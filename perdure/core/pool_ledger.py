@@ -133,7 +133,7 @@ class Ledger:
         But where it was begun to make its instances ready, that is brought to an end. None: there
         is no host.
         """
-        placements = [self.place(request, host) for host in self.hosts.values()]
+        placements = [self.place(request, host) for host in self._hosts_for(request)]
 
         def merit(placement: Placement) -> tuple[bool, bool, bool, tuple[int, int, float]]:
             is_begun = placement.host == begun_on
@@ -146,7 +146,7 @@ class Ledger:
 
         None: there is none, and what it kept would be of no use.
         """
-        can = [host for host in self.hosts.values() if not self._objection(request, host)]
+        can = [host for host in self._hosts_for(request) if not self._objection(request, host)]
         for host in can:
             if host.name == begun_on:
                 return host
@@ -158,8 +158,13 @@ class Ledger:
 
         None, too, if no host is there.
         """
-        objections = [self._objection(request, host) for host in self.hosts.values()]
+        objections = [self._objection(request, host) for host in self._hosts_for(request)]
         return objections[0] if objections and all(objections) else None
+
+    def _hosts_for(self, request: Request) -> list[Host]:
+        """Those that will do."""
+        only = request.host
+        return [host for name, host in self.hosts.items() if only is None or name == only]
 
     def _objection(self, request: Request, host: Host) -> str | None:
         """Why a host could not hold a request even if all that is there were gone."""
@@ -243,7 +248,8 @@ class Ledger:
             return over <= 0
         if self._evict(over - ending, placement, lambda instance: instance.environment == name):
             return False
-        return f"{name}: {self._alive[name]} of {limit} instances are there, none of them free"
+        there = min(self._alive[name], limit or 0)
+        return f"{name}: {there} of {limit} instances are there, none of them free"
 
     def _room(self, host: Host, starts: int, placement: Placement) -> bool | str:
         capacity = host.facts.capacity

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from perdure.core.pool_definitions import Definition
@@ -57,8 +57,12 @@ class Plan:
 class Planner:
     """Makes one plan."""
 
-    def __init__(self, ledger: Ledger, slots: Mapping[str, float]) -> None:
+    def __init__(
+        self, ledger: Ledger, slots: Mapping[str, float], paused: Container[str] = ()
+    ) -> None:
+        """`paused` are suites that get nothing now, and keep nothing from others."""
         self._ledger = ledger
+        self._paused = paused
         self._slots = dict(slots)
         """By suite: leases that it may still have; absent: any number."""
         self.plan = Plan()
@@ -89,7 +93,7 @@ class Planner:
 
     def _place_in_line(self, waiter: Waiter) -> tuple[float, ...]:
         if waiter.is_due:
-            return 0, waiter.arrival
+            return 0, -waiter.urgency, waiter.arrival
         placement = self._best(waiter)
         if placement is None:
             return 1, waiter.rank, 0, 0, waiter.arrival
@@ -105,6 +109,9 @@ class Planner:
     def _consider(self, waiter: Waiter) -> bool:
         """Plan for one request; False if it has to wait."""
         request = waiter.request
+        if request.suite in self._paused:
+            waiter.waits_for = f"suite {request.suite} is paused"
+            return False
         has_slot = self._slots.get(request.suite, math.inf) > 0
         placement = self._best(waiter) if request.environments else None
         waiter.waits_for = self._what_lacks(waiter, placement)
@@ -134,7 +141,8 @@ class Planner:
         if not waiter.request.environments:
             return ""
         if placement is None:
-            return "no host is there"
+            host = waiter.request.host
+            return f"host {host} is not there" if host else "no host is there"
         if placement.lacks:
             return "; ".join(placement.lacks)
         coming = [definition.name for definition in [*placement.starts, *placement.later]]

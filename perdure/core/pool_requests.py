@@ -44,6 +44,8 @@ class Request:
     max_parallel: int | None = None
     """Leases of its suite at a time; None: any number."""
     priority: str = "medium"
+    host: str | None = None
+    """The only one that will do; None: any."""
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +56,7 @@ class Request:
     def kind(self) -> tuple[str, ...]:
         """Requests of one kind differ in their arrival alone."""
         keys = sorted(definition.key for definition in self.environments)
-        return (self.suite, self.priority, *keys)
+        return (self.suite, self.priority, self.host or "", *keys)
 
     def fault(self) -> str | None:
         """Why it can never be granted, whatever there is; None: it can."""
@@ -79,7 +81,9 @@ class Waiter:
     """When it arrived; seconds since 1970."""
     overtaken: int = 0
     is_due: bool = False
-    """It was overtaken as often as may be."""
+    """It was overtaken as often as may be, or people want it served first."""
+    urgency: int = 0
+    """Above 0: people want it served before all others that have less."""
     failures: int = 0
     """Instances that failed while they were meant for it."""
     host: str | None = None
@@ -140,10 +144,12 @@ class Queue:
         """None: no such request waits."""
         return self._waiting.get(request_id) if request_id else None
 
-    def ask(self, request: Request, now: float) -> None:
+    def ask(self, request: Request, now: float) -> Waiter:
         """Add a request at the end."""
         self.arrivals += 1
-        self.put(Waiter(request, self.arrivals, now))
+        waiter = Waiter(request, self.arrivals, now)
+        self.put(waiter)
+        return waiter
 
     def put(self, waiter: Waiter) -> None:
         """Add a request, or put it back to its place."""
@@ -156,7 +162,8 @@ class Queue:
     def by_kind(self) -> dict[tuple[str, ...], list[Waiter]]:
         """The requests of each kind, the one that is next at the end."""
         kinds: dict[tuple[str, ...], list[Waiter]] = {}
-        for waiter in sorted(self, key=lambda waiter: (waiter.is_due, -waiter.arrival)):
+        order = sorted(self, key=lambda w: (w.urgency, w.is_due, -w.arrival))
+        for waiter in order:
             kinds.setdefault(waiter.request.kind, []).append(waiter)
         return kinds
 

@@ -24,6 +24,8 @@ class Stock:
         self.kept: dict[str, None] = {}
         """Keys of which nothing is stopped that might be of use: `keep_envs`."""
         self._failures: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
+        """By key: why the last of so many failed in a row."""
 
     def learn(self, definition: Definition) -> None:
         """This is what its environment is from now on: older ones are not kept any longer."""
@@ -33,8 +35,10 @@ class Stock:
         self.newest[definition.name] = definition.key
 
     def want(self, key: str, count: int) -> None:
-        """Have so many ready from now on, needed or not."""
+        """Have so many ready from now on, needed or not. Failures so far are forgotten: whoever
+        asks may have mended what was wrong."""
         self.standing.pop(key, None)
+        self.succeed(key)
         if count > 0:
             self.standing[key] = count
 
@@ -44,13 +48,19 @@ class Stock:
             self.standing.pop(key, None)
             self.kept.pop(key, None)
 
-    def fail(self, key: str) -> None:
+    def fail(self, key: str, reason: str) -> None:
         """An instance failed that no request wanted."""
         self._failures[key] += 1
+        self.reasons[key] = reason
 
     def succeed(self, key: str) -> None:
         """An instance came up."""
         self._failures.pop(key, None)
+        self.reasons.pop(key, None)
+
+    def failures(self) -> list[tuple[str, int, str]]:
+        """What failed in a row that no request wanted: key, how often, and why the last time."""
+        return [(key, count, self.reasons[key]) for key, count in self._failures.items()]
 
     def hopeless(self) -> set[str]:
         """Keys of which nothing is started before it is asked for."""
@@ -67,6 +77,7 @@ class Stock:
             "standing": dict(self.standing),
             "kept": list(self.kept),
             "failures": dict(self._failures),
+            "reasons": dict(self.reasons),
         }
 
     @classmethod
@@ -77,4 +88,5 @@ class Stock:
         stock.standing = dict(state["standing"])
         stock.kept = dict.fromkeys(state["kept"])
         stock._failures = Counter(state["failures"])
+        stock.reasons = dict(state["reasons"])
         return stock

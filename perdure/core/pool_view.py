@@ -45,7 +45,7 @@ def stats(pool: Pool) -> PoolStats:
 
 
 def view(pool: Pool) -> dict[str, Any]:
-    """Hosts, instances, leases and waiting requests, as JSON."""
+    """Hosts, instances, failures of those that nobody asked for, leases and waiting requests."""
     return {
         "closing": pool.closing,
         "hosts": [
@@ -64,6 +64,7 @@ def view(pool: Pool) -> dict[str, Any]:
                 "instance_id": i.instance_id,
                 "number": i.number,
                 "env_name": i.environment,
+                "key": i.key,
                 "project_name": i.project,
                 "host": i.host,
                 "state": PUBLIC_STATES[i.state],
@@ -71,11 +72,16 @@ def view(pool: Pool) -> dict[str, Any]:
                 "since": i.since,
                 "ports": dict(i.ports),
                 "request_id": i.lease,
+                "wanted_by": i.wanted_by,
                 "use_count": i.uses,
                 "last_used": i.last_used,
                 "reason": i.reason,
             }
             for i in pool.instances
+        ],
+        "failures": [
+            {"env_name": key.rpartition("@")[0], "key": key, "count": count, "reason": reason}
+            for key, count, reason in pool.failures()
         ],
         "leases": [
             {
@@ -97,6 +103,7 @@ def view(pool: Pool) -> dict[str, Any]:
                 "suite": waiter.request.suite,
                 "environments": waiter.request.names,
                 "priority": waiter.request.priority,
+                "host": waiter.request.host,
                 "since": waiter.since,
                 "overtaken": waiter.overtaken,
                 "waits_for": waiter.waits_for,

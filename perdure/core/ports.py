@@ -35,7 +35,10 @@ class PortRange:
 class Ports:
     """Who has which port of one machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        """`seed` says where in a range the search begins: two pools that do not know each other
+        would else try the same numbers at the same time, again and again."""
+        self._seed = seed
         self._owners: dict[int, int] = {}
         """By port: the number of the instance."""
         self._taken: dict[int, float] = {}
@@ -93,12 +96,13 @@ class Ports:
             "owners": [list(item) for item in self._owners.items()],
             "taken": [list(item) for item in self._taken.items()],
             "last": self._last,
+            "seed": self._seed,
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Ports:
         """The inverse of `state`."""
-        ports = cls()
+        ports = cls(state["seed"])
         ports._owners = dict(state["owners"])
         ports._taken = dict(state["taken"])
         ports._last = state["last"]
@@ -110,7 +114,9 @@ class Ports:
         return port not in self._owners and port not in self._taken
 
     def _free(self, within: PortRange) -> Iterator[int]:
-        first = self._last + 1 if self._last in within else within.low
+        first = within.low + self._seed % max(1, len(within))
+        if self._last in within:
+            first = self._last + 1
         for port in chain(range(first, within.high + 1), range(within.low, first)):
             if self._is_free(port):
                 yield port

@@ -95,15 +95,21 @@ class StepRecord:
     waited: float = 0.0
     """Seconds that its attempts have waited for slots, all together."""
 
-    @property
-    def lost_attempts(self) -> list[int]:
-        """Attempts at the end of the list whose outcome may still lie on disk, unreported."""
+    def lost_attempts(self, epoch: int) -> list[int]:
+        """Attempts of this epoch at the end of the list whose outcome may still lie on disk,
+        unreported. What those of an earlier one left counts no more."""
         lost: list[int] = []
         for attempt in reversed(self.attempts):
-            if attempt.status not in ("lost", "interrupted"):
+            if attempt.status not in ("lost", "interrupted") or attempt.epoch != epoch:
                 break
             lost.append(attempt.number)
         return lost[::-1]
+
+    def start_over(self, *, done: bool) -> None:
+        """Forget what its attempts came to, but not that they were made."""
+        self.status = "succeeded" if done else "pending"
+        self.failures = self.losses = 0
+        self.not_before = None
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of the record."""

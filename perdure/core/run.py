@@ -16,11 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from perdure.core.journal import SCHEDULER, Entry
 from perdure.core.record import Attempt, StepRecord
-from perdure.core.run_queues import QueuedRun
+from perdure.core.run_leased import ENVIRONMENT_FAILED, INSTANCE_LOST, LeasedRun
 from perdure.core.run_record import failed_step, instance_id
 from perdure.core.run_start import BadRange, BadStart, UnknownLimit, check_limits, check_range
 from perdure.core.run_state import RunFailure, RunStatus
@@ -28,7 +28,9 @@ from perdure.core.task import Step
 from perdure.messages import StepFailure, StepOutcome
 
 __all__ = [
+    "ENVIRONMENT_FAILED",
     "EVENT_TYPES",
+    "INSTANCE_LOST",
     "TASK_TIMEOUT",
     "WORKER_LOST",
     "BadRange",
@@ -53,8 +55,13 @@ EVENT_TYPES = (
     *("task.completed", "task.failed", "task.cancelled"),
     *("step.waiting", "step.started", "step.completed", "step.failed"),
     *("step.retry_scheduled", "step.lost", "step.interrupted", "step.cancelled"),
+    *("lease.requested", "lease.granted", "lease.refused", "lease.lost", "lease.released"),
+    "task.restarted",
 )
 """Of a run's events."""
+
+WITHDRAWN = "its suite needs it no more"
+"""Why a task ends that had not begun."""
 
 _SERVERS_WORDS = re.compile(r"^Cancel requested by workflow with run id \S+( with reason: )?")
 """What a server puts before a suite's own reason (server 1.32)."""
@@ -73,7 +80,7 @@ class Dispatch:
     lost_attempts: tuple[int, ...]
 
 
-class TaskRun(QueuedRun):
+class TaskRun(LeasedRun):
     """One run, and the rules that move it."""
 
     # --- What is to be done -----------------------------------------------------------------
@@ -83,7 +90,7 @@ class TaskRun(QueuedRun):
 
         A step that takes a slot asks for it first, and is among those of a later call.
         """
-        if self.halted:
+        if self.halted or not self.may_start:
             return []
         due = [s for s in self._waiting if (self._steps[s].not_before or 0) <= now]
         self._waiting = [s for s in self._waiting if s not in due]
@@ -97,7 +104,7 @@ class TaskRun(QueuedRun):
     def wake_at(self) -> float | None:
         """When the next delayed attempt is due; None if none waits."""
         times = [self._steps[s].not_before or 0.0 for s in self._waiting]
-        return None if self.halted or not times else min(times)
+        return None if self.halted or self.is_parting or not times else min(times)
 
     # --- What happened ----------------------------------------------------------------------
 
@@ -106,11 +113,15 @@ class TaskRun(QueuedRun):
         attempt = self._current(dispatch)
         if attempt is None:
             return
-        if outcome.status == "succeeded":
-            self._end(dispatch, attempt, "succeeded", outcome, now)
+        if outcome.status == "failed":
+            self._miss(outcome, now)
+        if self._is_parting_to_restart:
+            self._drop(dispatch.step.id, attempt, outcome.status, outcome, now)
+        elif outcome.status == "succeeded":
+            self._end(dispatch.step.id, attempt, "succeeded", outcome, now)
             self._complete(dispatch, "succeeded", outcome)
         elif outcome.status == "cancelled":
-            self._end(dispatch, attempt, "cancelled", outcome, now)
+            self._end(dispatch.step.id, attempt, "cancelled", outcome, now)
             self._record(dispatch, "cancelled", outcome)
             self._steps[dispatch.step.id].status = "cancelled"
         else:
@@ -126,13 +137,16 @@ class TaskRun(QueuedRun):
         if attempt is None:
             return
         step, record = dispatch.step, self._steps[dispatch.step.id]
+        if self._is_parting_to_restart:
+            self._drop(step.id, attempt, "lost", outcome, now)
+            return
         record.losses += 1
         if record.losses <= step.max_worker_losses and not self.halted:
-            self._end(dispatch, attempt, "lost", outcome, now)
+            self._end(step.id, attempt, "lost", outcome, now)
             self._again(step.id, now)
             return
         if self.cancelled is not None:
-            self._end(dispatch, attempt, "lost", outcome, now)
+            self._end(step.id, attempt, "lost", outcome, now)
             record.status = "cancelled"
             return
         lost = StepFailure(
@@ -155,7 +169,10 @@ class TaskRun(QueuedRun):
         attempt = self._current(dispatch)
         if attempt is None:
             return
-        self._end(dispatch, attempt, "interrupted", None, now)
+        if self._is_parting_to_restart:
+            self._drop(dispatch.step.id, attempt, "interrupted", None, now)
+            return
+        self._end(dispatch.step.id, attempt, "interrupted", None, now)
         if self.cancelled is not None:
             self._steps[dispatch.step.id].status = "cancelled"
         elif self.halted:
@@ -169,6 +186,15 @@ class TaskRun(QueuedRun):
             self.cancelled = _SERVERS_WORDS.sub("", reason) or "cancelled"
             self._note("task.cancelling", now, reason=self.cancelled)
             self._leave_queues(now)
+
+    def withdraw(self, now: float) -> bool:
+        """End the run if it has not begun: its suite needs it no more. False if it goes on."""
+        lease = self._lease
+        if lease is None or self.halted or lease.state != "waiting" or lease.losses:
+            return False
+        self.withdrawn = True
+        self.cancel(WITHDRAWN, now)
+        return True
 
     def time_out(self, limit_seconds: float, now: float) -> None:
         """The task's own time limit has passed; what runs is cancelled by the workflow."""
@@ -184,6 +210,7 @@ class TaskRun(QueuedRun):
         """Write down the end; call once, when `over`."""
         self.ended_at = now
         self._leave_queues(now)
+        self._give_lease_back(now)
         for record in self._steps.values():
             if record.status in ("pending", "waiting"):
                 record.status = "not_run"
@@ -193,7 +220,7 @@ class TaskRun(QueuedRun):
 
     def _dispatch(self, step_id: str, now: float) -> Dispatch:
         record = self._steps[step_id]
-        lost = tuple(record.lost_attempts)
+        lost = tuple(record.lost_attempts(self.epoch))
         attempt = Attempt(len(record.attempts) + 1, self.epoch, started_at=now)
         record.attempts.append(attempt)
         record.status, record.not_before = "running", None
@@ -211,27 +238,6 @@ class TaskRun(QueuedRun):
             return None
         return attempt
 
-    def _end(
-        self,
-        dispatch: Dispatch,
-        attempt: Attempt,
-        status: Literal["succeeded", "failed", "cancelled", "lost", "interrupted"],
-        outcome: StepOutcome | None,
-        now: float,
-    ) -> None:
-        del self._running[dispatch.step.id]
-        attempt.end(status, outcome, now)
-        if self._slots:
-            self._slots.give_back(dispatch.step.id)
-            self._set_clock(now)
-        self.rev += 1
-        told: dict[str, Any] = {"seconds": attempt.duration_seconds}
-        if attempt.failure:
-            told["error"] = attempt.failure.message
-            told["error_type"] = attempt.failure.type
-        name = {"succeeded": "completed"}.get(status, status)
-        self._note(f"step.{name}", now, step=dispatch.step.id, attempt=attempt.number, **told)
-
     def _complete(self, dispatch: Dispatch, status: str, outcome: StepOutcome) -> None:
         step_id = dispatch.step.id
         self._record(dispatch, status, outcome)
@@ -247,7 +253,7 @@ class TaskRun(QueuedRun):
     def _fail(self, dispatch: Dispatch, attempt: Attempt, outcome: StepOutcome, now: float) -> None:
         step, record = dispatch.step, self._steps[dispatch.step.id]
         failure = outcome.failure or StepFailure("the step failed without a reason")
-        self._end(dispatch, attempt, "failed", outcome, now)
+        self._end(step.id, attempt, "failed", outcome, now)
         record.failures += 1
         if self.cancelled is not None:  # T24: what was cancelled is not judged any more
             self._record(dispatch, "cancelled", outcome)

@@ -67,6 +67,10 @@ class RunContext:
             diffs=self._journal.since(request.have, request.want),
         )
 
+    def restarted(self) -> RunContext:
+        """The context before the first step, with the run's own marks."""
+        return RunContext(self._journal.replay(without=set(self._journal.completed)))
+
     def state(self) -> dict[str, Any]:
         """Its form over a continue-as-new."""
         return self._journal.to_dict()

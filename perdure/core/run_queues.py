@@ -7,9 +7,12 @@ else of the task runs, its clock stands still.
 
 from __future__ import annotations
 
+from typing import Any
+
+from perdure.core.record import Attempt, AttemptStatus
 from perdure.core.run_slots import RunSlots
 from perdure.core.run_state import RunState
-from perdure.messages import SlotGrant, SlotRelease, SlotRequest
+from perdure.messages import SlotGrant, SlotRelease, SlotRequest, StepOutcome
 
 
 class QueuedRun(RunState):
@@ -44,12 +47,16 @@ class QueuedRun(RunState):
         """When the task's time is up, as of now.
 
         None without a limit, and while the clock stands still: nothing runs, and something waits
-        for a slot.
+        for a slot, or the run for its lease. A run that starts over has all of its time again.
         """
         still = self._slots.still_seconds if self._slots else 0.0
         if self.timeout_seconds is None or still is None:
             return None
-        return self.started_at + self.timeout_seconds + still
+        if self._lease is None:
+            return self.started_at + self.timeout_seconds + still
+        if self._lease.state == "waiting":
+            return None
+        return self._lease.since + self._lease.waited + self.timeout_seconds + still
 
     # --- For the rules ----------------------------------------------------------------------
 
@@ -69,6 +76,28 @@ class QueuedRun(RunState):
             record.status, record.not_before = "waiting", None
             self._note("step.waiting", now, step=step_id, limit=limit)
         return sorted(starting, key=self._graph.index)
+
+    def _end(
+        self,
+        step_id: str,
+        attempt: Attempt,
+        status: AttemptStatus,
+        outcome: StepOutcome | None,
+        now: float,
+    ) -> None:
+        """An attempt has ended, and gives its slot back."""
+        del self._running[step_id]
+        attempt.end(status, outcome, now)
+        if self._slots:
+            self._slots.give_back(step_id)
+            self._set_clock(now)
+        self.rev += 1
+        told: dict[str, Any] = {"seconds": attempt.duration_seconds}
+        if attempt.failure:
+            told["error"] = attempt.failure.message
+            told["error_type"] = attempt.failure.type
+        name = {"succeeded": "completed"}.get(status, status)
+        self._note(f"step.{name}", now, step=step_id, attempt=attempt.number, **told)
 
     def _leave_queues(self, now: float) -> None:
         """Give back every slot that no running attempt holds, and wait for no more."""

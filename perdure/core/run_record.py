@@ -11,6 +11,7 @@ from perdure.core.task import Step
 from perdure.messages import RunRef, StepFailure
 
 if TYPE_CHECKING:
+    from perdure.core.run_lease import RunLease
     from perdure.core.run_state import RunState
 
 
@@ -20,7 +21,10 @@ def instance_id(run: RunRef) -> str:
 
 
 def record_of(
-    run: RunState, steps: Mapping[str, StepRecord], completed: Sequence[str]
+    run: RunState,
+    steps: Mapping[str, StepRecord],
+    completed: Sequence[str],
+    lease: RunLease | None,
 ) -> dict[str, Any]:
     """Everything about a run: `steps` by id, and the ids of those `completed`, in that order."""
     return {
@@ -69,7 +73,10 @@ def record_of(
             for artifact in attempt.artifacts
         ],
         "environments": list(run.task.environments),
-        "instances": [],
+        "instances": lease.recorded_instances() if lease else [],
+        "lease": lease.recorded() if lease else None,
+        "leases_lost": [asdict(loss) for loss in lease.losses] if lease else [],
+        "withdrawn": run.withdrawn,
         "context": run.context,
     }
 

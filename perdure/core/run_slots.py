@@ -107,6 +107,10 @@ class RunSlots:
             self._still_seconds += now - self._still_since
             self._still_since = None
 
+    def start_clock_anew(self) -> None:
+        """Forget how long the clock stood still: the task starts over."""
+        self._still_since, self._still_seconds = None, 0.0
+
     @property
     def still_seconds(self) -> float | None:
         """How long the clock has stood still before; None while it does."""

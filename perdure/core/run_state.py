@@ -6,7 +6,7 @@ It is begun here, seen here, and carried over a continue-as-new. What moves it a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -14,11 +14,20 @@ from perdure.core.graph import Frontier, Graph
 from perdure.core.journal import Journal
 from perdure.core.record import Attempt, StepRecord, summed
 from perdure.core.run_context import RunContext, first_context
+from perdure.core.run_lease import RunLease
 from perdure.core.run_record import record_of
 from perdure.core.run_slots import RunSlots
 from perdure.core.run_start import check_limits, check_range
 from perdure.core.task import Task
-from perdure.messages import ContextDiffs, ContextRequest, FailureKind, RunRef, TaskInput
+from perdure.messages import (
+    ContextDiffs,
+    ContextRequest,
+    FailureKind,
+    PoolUse,
+    RunRef,
+    TaskInput,
+)
+from perdure.pool_messages import LeaseRelease
 
 RunStatus = Literal["running", "succeeded", "failed", "cancelled"]
 
@@ -50,12 +59,18 @@ class RunState:
         end_step: int | None = None,
         limits: Mapping[str, int] | None = None,
         timeout_seconds: float | None = None,
+        pool: PoolUse | None = None,
+        environments: Sequence[dict[str, Any]] = (),
+        bind: bool = False,
     ) -> None:
         """Begin a run of `task` at `now`.
 
         `limits`: slots by the limits' names. `timeout_seconds`: an upper bound of the task's own.
-        Raises BadRange if `start_step` or `end_step` lies outside the task, and UnknownLimit if a
-        step in that range takes a slot of a limit that is not among the `limits`.
+        `pool`: where it takes a lease of an instance of each of the `environments` (definitions)
+        before its first step; `bind`: on the host of the worker that asks, and on no other.
+        Raises BadRange if `start_step` or `end_step` lies outside the task, UnknownLimit if a step
+        in that range takes a slot of a limit that is not among the `limits`, and BadStart if two
+        environments would set the same variable.
         """
         total = len(task.steps)
         check_range(total, start_step, end_step)
@@ -89,7 +104,17 @@ class RunState:
         """None where no step takes a slot: then limits cost nothing."""
         if limits and any(step.limit for step in task.steps):
             self._slots = RunSlots(run, limits, task.priority)
+        self.withdrawn = False
+        """True: it ended before it began, since its suite needed it no more."""
+        self._lease: RunLease | None = None
+        """None: it takes none."""
+        self._stray_releases: list[LeaseRelease] = []
+        if pool:
+            self._lease = RunLease(
+                run, pool, environments, priority=task.priority, bind=bind, now=now
+            )
         self._note("task.started", now)
+        self._note_request(now)
 
     @classmethod
     def of(cls, start: TaskInput, run: RunRef, now: float) -> Self:
@@ -110,6 +135,9 @@ class RunState:
             end_step=options.end_step,
             limits=options.limits,
             timeout_seconds=options.task_timeout_seconds,
+            pool=start.pool,
+            environments=start.environments,
+            bind=not options.multi_host,
         )
         if start.state:
             made.restore(start.state["run"])
@@ -188,7 +216,8 @@ class RunState:
         """A short state: for a line on a terminal.
 
         `waiting` holds the steps that wait for the delay before their next attempt or for a slot;
-        `waiting_for` the latter alone, each with the name of its limit.
+        `waiting_for` the latter alone, each with the name of its limit. `lease` is None for a run
+        that takes none.
         """
         slots = self._slots.waiting if self._slots else {}
         return {
@@ -198,11 +227,12 @@ class RunState:
             "running": self.running,
             "waiting": [*self._waiting, *slots],
             "waiting_for": slots,
+            "lease": self._lease and self._lease.progress(),
         }
 
     def record(self) -> dict[str, Any]:
         """Everything about the run, as `show --json` prints it (T48)."""
-        return record_of(self, self._steps, self._completed)
+        return record_of(self, self._steps, self._completed, self._lease)
 
     # --- Over a continue-as-new -------------------------------------------------------------
 
@@ -224,6 +254,7 @@ class RunState:
             "journal": self._context.state(),
             "events": self.events,
             "slots": self._slots.state() if self._slots else None,
+            "lease": self._lease.to_state() if self._lease else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -239,6 +270,8 @@ class RunState:
             self._steps[step_id].restore(known)
         self._context = RunContext.from_state(state["journal"])
         self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        if self._lease and state.get("lease"):
+            self._lease.restore(state["lease"])
         known_waiting = set(self._waiting)
         if self._slots and state.get("slots"):
             self._slots.restore(state["slots"])
@@ -248,3 +281,10 @@ class RunState:
 
     def _note(self, kind: str, now: float, **facts: Any) -> None:
         self.events.append({"seq": len(self.events) + 1, "type": kind, "at": now, **facts})
+
+    def _note_request(self, now: float) -> None:
+        if self._lease:
+            names = self._lease.environments
+            self._note(
+                "lease.requested", now, request_id=self._lease.request_id, environments=names
+            )

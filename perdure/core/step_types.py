@@ -128,8 +128,6 @@ class NotYetRun:
 
 
 NOT_YET_RUN = NotYetRun(
-    types=frozenset({"exec", "reset", "background", "await", "agent"}),
+    types=frozenset({"background", "await", "agent"}),
     step_keys=frozenset({"retry_config", "compensate"}),
-    type_keys={"http": frozenset({"environment"})},
-    task_keys=frozenset({"environments"}),
 )

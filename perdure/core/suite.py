@@ -7,17 +7,19 @@ knows each trial by its workflow id and keeps no more of an end than its summary
 In one step of a workflow several things happen at once, and the workflow and who reads its history
 may see them in different orders. So what happened is noted first, and `take_startable` draws the
 conclusion, whether to go on, from all of it.
+
+Where tasks need environments, a trial that runs may still wait for them in a pool. Which of them
+is next, the pool decides best among many; so more are started than may have environments at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perdure.core.suite_ends import SuiteEnds, cost_of
-from perdure.core.suite_order import PRIORITIES, StartOrder
+from perdure.core.suite_trials import SuiteTrials, Trial
 from perdure.messages import (
     ClosedTrial,
     ProgressRequest,
@@ -27,21 +29,25 @@ from perdure.messages import (
 )
 from perdure.names import task_workflow_id
 
+__all__ = [
+    "CANCELLED",
+    "CANCELLED_UNSTARTED",
+    "POOL_WINDOW",
+    "REPLACED_BY_HAND",
+    "TERMINATED",
+    "TIMED_OUT",
+    "Suite",
+    "Trial",
+]
+
 CANCELLED_UNSTARTED = "cancelled before it could start"
 CANCELLED, TERMINATED, TIMED_OUT = "cancelled", "terminated by hand", "its workflow timed out"
 REPLACED_BY_HAND = "another run of its id, not of this suite, took its place"
 """Reasons of ends without a word, as the suite's workflow and readers of its history tell them."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One run of one task of the suite."""
-
-    index: int
-    """The task's position in the suite."""
-    task_id: str
-    trial: int
-    workflow_id: str
+POOL_WINDOW = 200
+"""Trials that run at once, of a suite with a pool: nearly all of them wait there."""
 
 
 class Suite:
@@ -62,22 +68,15 @@ class Suite:
         self.paused = False
         self.stopped: str | None = None
         """Why nothing more is started, once one of the suite's limits is reached; for good."""
+        self._pool = start.pool is not None
         self._ends = SuiteEnds()
         self._max_failures = start.max_failures
         self._max_failures_share = start.max_failures_share
         self._max_cost = start.max_cost
         self._retries_allowed = start.retry_infrastructure
-        self._trials: dict[str, Trial] = {}
-        self._by_task: dict[str, list[Trial]] = {}
-        places = {}
-        for index, task in enumerate(start.tasks):
-            task_id, rank = task.task["id"], _rank(task.task) if start.by_priority else 0
-            for number in range(1, task.repeats + 1):
-                trial = Trial(index, task_id, number, self._name(task_id, number))
-                self._trials[trial.workflow_id] = trial
-                self._by_task.setdefault(task_id, []).append(trial)
-                places[trial.workflow_id] = (rank, index, number)
-        self._waiting = StartOrder(places)
+        trials = SuiteTrials(start)
+        self._trials, self._by_task = trials.by_name, trials.by_task
+        self._waiting = trials.order
         self._running: dict[str, str] = {}
         """By workflow id: the run id; empty until the start is acknowledged."""
         self._inherited: dict[str, str] = {}
@@ -86,7 +85,8 @@ class Suite:
         """News of trials whose start is not acknowledged yet."""
         self._retries: Counter[str] = Counter()
         self._retrying: dict[str, TrialSummary] = {}
-        """Ends that do not count if the trial, which waits, is started again; else they do."""
+        """Ends that do not count if the trial, which waits, is started again; else they do. With a
+        pool they are kept until that run ends: it may be withdrawn."""
         self._requeued: dict[str, TrialSummary] = {}
         """Likewise, of trials that ended and were asked for again."""
         for summary in start.finished:
@@ -106,7 +106,8 @@ class Suite:
         self.judge()
         if self.cancelled or self.stopped or self.paused:
             return []
-        free = max(0, min(limit, self.max_parallel - len(self._running), len(self._waiting)))
+        at_once = max(self.max_parallel, POOL_WINDOW) if self._pool else self.max_parallel
+        free = max(0, min(limit, at_once - len(self._running), len(self._waiting)))
         taken = [self._waiting.pop() for _ in range(free)]
         for name in taken:
             self.take(name)
@@ -117,8 +118,8 @@ class Suite:
         if workflow_id not in self._trials or workflow_id in self._running:
             return
         self._waiting.remove(workflow_id)
-        self._retrying.pop(workflow_id, None)
-        self._requeued.pop(workflow_id, None)
+        if not self._pool:
+            self._forget_end(workflow_id)
         self._ends.withdraw(workflow_id)
         self._running[workflow_id] = ""
 
@@ -130,8 +131,14 @@ class Suite:
 
     @property
     def stopping(self) -> str | None:
-        """Why nothing more is started, or will be; None: the suite goes on."""
-        return self.stopped or (self.limit_reached() if self._waiting else None)
+        """Why nothing more is started, or will be; None: the suite goes on.
+
+        Of a suite with a pool whatever runs may be waiting there.
+        """
+        if self._pool and not self._waiting and not self._running:
+            return None  # nothing was kept from running
+        waits = self._waiting or (self._pool and self._running)
+        return self.stopped or (self.limit_reached() if waits else None)
 
     def limit_reached(self, *, spared: int = 0) -> str | None:
         """Which limit of the suite is reached, for people; `spared` failures do not count."""
@@ -170,7 +177,11 @@ class Suite:
         run_id = self._running.get(name)
         if run_id == "":
             self._early.setdefault(name, []).append(summary)
-        elif run_id is not None and run_id == summary.run_id:
+        elif run_id is None or run_id != summary.run_id:
+            pass
+        elif summary.withdrawn:
+            self._take_back(name)
+        else:
             self._close(name)
             self._ends.pay(summary)
             if self._runs_again(name, summary):
@@ -227,8 +238,9 @@ class Suite:
                 self._waiting.add(name)
 
     def prioritise(self, names: Sequence[str]) -> None:
-        """Those among these trials that wait are next."""
-        self._waiting.prioritise(name for name in names if name in self._waiting)
+        """Those among these trials that wait are next, in the pool as well."""
+        in_pool = self._running if self._pool else ()
+        self._waiting.prioritise(n for n in names if n in self._waiting or n in in_pool)
 
     # --- What can be seen -------------------------------------------------------------------
 
@@ -261,6 +273,21 @@ class Suite:
     def pending(self) -> int:
         """Trials that wait: for their first run, or for another."""
         return len(self._waiting)
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether its trials wait for environments in a pool."""
+        return self._pool
+
+    @property
+    def prioritised(self) -> list[str]:
+        """The trials under way that were prioritised; the one that is next comes last."""
+        return self._waiting.lifted(self._running)
+
+    def coming(self, starting: Iterable[str] = ()) -> dict[tuple[str, ...], int]:
+        """How many trials wait, by the environments that they need; `starting` ones count, too."""
+        counts = self._waiting.by_kind + Counter(self._waiting.kind(name) for name in starting)
+        return {kind: counts[kind] for kind in sorted(counts)}
 
     @property
     def task_ids(self) -> list[str]:
@@ -346,10 +373,10 @@ class Suite:
             self._ends.withdraw(name)
             self._ends.tell(name, summary)
         self._ends.cost = state.get("cost", sum(cost_of(end) for end in self.news))
-        for name in self._running:
-            self._ends.withdraw(name)
         for name in state.get("requeued", []):
             self._requeued[name] = self.ends[name]
+            self._ends.withdraw(name)
+        for name in self._running:
             self._ends.withdraw(name)
         for name, told in state.get("retrying", {}).items():
             self._ends.withdraw(name)
@@ -365,26 +392,33 @@ class Suite:
         return by_infrastructure and goes_on and self._retries[name] < self._retries_allowed
 
     def _close(self, name: str) -> None:
+        self._forget_run(name)
+        self._forget_end(name)
+
+    def _take_back(self, name: str) -> None:
+        """A trial had not begun, and is as it was before it was started."""
+        self._forget_run(name)
+        self._waiting.add(name)
+        if self.cancelled or self.stopped:
+            self._let_ends_stand()
+
+    def _forget_run(self, name: str) -> None:
         del self._running[name]
         self._inherited.pop(name, None)
         self._early.pop(name, None)
 
+    def _forget_end(self, name: str) -> None:
+        self._retrying.pop(name, None)
+        self._requeued.pop(name, None)
+
     def _let_ends_stand(self) -> None:
         """Trials that wait for another run do not get it: what they ended in counts."""
-        for name, summary in self._retrying.items():
+        for name in [name for name in self._retrying if name in self._waiting]:
             self._waiting.remove(name)
-            self._ends.tell(name, summary)
-        for name, summary in self._requeued.items():
+            self._ends.tell(name, self._retrying.pop(name))
+        for name in [name for name in self._requeued if name in self._waiting]:
             self._waiting.remove(name)
-            self._ends.keep(name, summary)
-        self._retrying, self._requeued = {}, {}
-
-    def _name(self, task_id: str, trial: int) -> str:
-        return task_workflow_id(self.suite, task_id, trial)
+            self._ends.keep(name, self._requeued.pop(name))
 
     def _name_of(self, summary: TrialSummary) -> str:
-        return self._name(summary.task_id, summary.trial)
-
-
-def _rank(task: dict[str, Any]) -> int:
-    return PRIORITIES.index(task.get("priority", "medium"))
+        return task_workflow_id(self.suite, summary.task_id, summary.trial)

@@ -30,7 +30,9 @@ def set_max_parallel(suite: Suite, number: int) -> str:
         return f"max_parallel is {shown(before)} already"
     running = len(suite.running)
     more = ""
-    if number < before and number <= running:
+    if suite.has_pool:
+        more = "; what has its environments goes on" if number < before else ""
+    elif number < before and number <= running:
         more = f"; {_some(running)}, and nothing is started until fewer than {number} do"
     return f"max_parallel is {shown(number)} (was {before}){more}"
 
@@ -45,9 +47,10 @@ def check_pause(suite: Suite) -> None:
 def pause(suite: Suite) -> str:
     """Start nothing more until `resume`; what runs goes on."""
     suite.paused = True
+    what = "what has its environments goes on" if suite.has_pool else _some(len(suite.running))
     return (
         f"suite {suite.suite} is paused: nothing more is started, "
-        f"{_some(len(suite.running))}; go on with `perdure suite {suite.suite} resume`"
+        f"{what}; go on with `perdure suite {suite.suite} resume`"
     )
 
 
@@ -89,6 +92,8 @@ def check_prioritise(suite: Suite, wanted: str) -> None:
     """Whether a task (`TASK`), or one trial of it (`TASK/TRIAL`), may be put first."""
     _check_goes_on(suite)
     trials = _trials_named(suite, wanted)
+    if suite.has_pool and any(suite.is_running(trial.workflow_id) for trial in trials):
+        return  # it may wait in the pool
     if not any(suite.is_waiting(trial.workflow_id) for trial in trials):
         runs = any(suite.is_running(trial.workflow_id) for trial in trials)
         raise Refused(f"{_what(wanted)} {'runs already' if runs else 'has ended'}: nothing of it "
@@ -97,8 +102,11 @@ def check_prioritise(suite: Suite, wanted: str) -> None:
 
 def prioritise(suite: Suite, wanted: str) -> str:
     """Start what waits of the task, or trial, before all others."""
-    suite.prioritise([trial.workflow_id for trial in _trials_named(suite, wanted)])
-    return f"{_what(wanted)} is next{_unless_paused(suite)}"
+    trials = [trial.workflow_id for trial in _trials_named(suite, wanted)]
+    suite.prioritise(trials)
+    waits = any(map(suite.is_waiting, trials))
+    unless = "" if waits else ", unless it has its environments already"
+    return f"{_what(wanted)} is next{unless}{_unless_paused(suite)}"
 
 
 # --- Inside -----------------------------------------------------------------------------------

@@ -187,6 +187,8 @@ class Task:
     """For the whole task; None: no limit."""
     priority: str = "medium"
     """critical, high, medium or low."""
+    on_instance_lost: str = "restart"
+    """`restart`: once, from the first step, with other instances; or `fail`."""
     redact: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -205,6 +207,8 @@ class Task:
             document["timeout"] = self.timeout_seconds
         if self.priority != "medium":
             document["priority"] = self.priority
+        if self.on_instance_lost != "restart":
+            document["on_instance_lost"] = self.on_instance_lost
         if self.redact:
             document["redact"] = list(self.redact)
         if self.metadata:
@@ -225,6 +229,7 @@ class Task:
             repeats=document.get("repeats", 1),
             timeout_seconds=document.get("timeout"),
             priority=document.get("priority", "medium"),
+            on_instance_lost=document.get("on_instance_lost", "restart"),
             redact=tuple(document.get("redact", ())),
             metadata=document.get("metadata", {}),
         )

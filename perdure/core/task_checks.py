@@ -68,6 +68,7 @@ _TASK_CHECKS: dict[str, Check] = {
     "repeats": whole(1, MAX_REPEATS),
     "timeout": duration,
     "priority": choice(*PRIORITIES),
+    "on_instance_lost": choice("restart", "fail"),
     "redact": list_of(text, what="keys"),
     "metadata": mapping_of(anything),
 }

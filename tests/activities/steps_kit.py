@@ -12,10 +12,11 @@ import pytest
 import activities.steps  # noqa: F401  (registers the built-in types)
 from activities.host import StepHost
 from activities.secrets import WorkerEnvironment
+from activities.step_instances import StepInstances
 from activities.supervise import Supervisor
 from perdure.core.context import new_context
 from perdure.core.task import Step
-from perdure.messages import RunRef, StepTask
+from perdure.messages import RunRef, StepInstance, StepTask
 from perdure.steps import Context, StepFailed, registered
 
 RUN = RunRef("task/s/t/1", "run-1", "s", "t", 2)
@@ -28,13 +29,17 @@ class Kit:
     folder: Path
     supervisor: Supervisor
     environment: WorkerEnvironment = field(default_factory=lambda: WorkerEnvironment({"PATH": ""}))
-    ports: dict[str, int] = field(default_factory=dict)
+    instances: StepInstances = field(default_factory=StepInstances)
     context: Context = field(default_factory=lambda: Context(**copy.deepcopy(new_context())))
     made: int = 0
 
     @property
     def workdir(self) -> Path:
         return self.folder / "work"
+
+    def have(self, environment: str, project: str = "p", **ports: int) -> None:
+        """Give the steps an instance of an environment, on these ports."""
+        self.instances = StepInstances([StepInstance(environment, project, ports)])
 
     def host(self, document: dict[str, Any], **more: Any) -> StepHost:
         """A host for the next attempt of the step; `step_dir` may be that of an earlier one."""
@@ -48,7 +53,7 @@ class Kit:
             "supervisor": self.supervisor,
             "key": f"{RUN.run_id}{self.folder.name}/{document['id']}.{self.made}",
             "context": self.context,
-            "ports": self.ports,
+            "instances": self.instances,
         }
         return StepHost(task, Step.from_dict(document), step_dir=step_dir, **settings | more)
 

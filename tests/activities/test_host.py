@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from activities.host import PRIVATE_FILES, TRIAL_MARK, forget
+from activities.host import PRIVATE_FILES, forget
 from activities.secrets import WorkerEnvironment
+from activities.step_log import TRIAL_MARK
 from activities.threads import ThreadHost
 from perdure.steps import StepFailed
 from tests.activities.steps_kit import Kit
@@ -37,8 +38,8 @@ async def seen(kit: Kit, document: dict[str, Any] | None = None, **more: Any) ->
 
 
 async def test_a_process_sees_its_attempt_and_next_to_nothing_of_the_worker(kit: Kit) -> None:
-    kit.ports["SHOP_PORT"] = 18080
-    variables = await seen(kit, {"env": {"MODE": "eval", "N": 3}}, project_names={"my-shop": "p1"})
+    kit.have("my-shop", "p1", SHOP_PORT=18080)
+    variables = await seen(kit, {"env": {"MODE": "eval", "N": 3}})
     step_dir = kit.folder / "a-step.1"
     variables.pop("PERDURE_MARKER")
     assert variables == {

@@ -89,17 +89,20 @@ async def test_a_json_answer_is_the_result(kit: Kit, base: str) -> None:
 
 
 async def test_a_request_goes_to_the_environment_s_port(kit: Kit, port: int) -> None:
-    kit.ports["SHOP_PORT"] = port
+    kit.have("shop", SHOP_PORT=port)
     where = {"environment": "shop", "port": "SHOP_PORT", "path": "/echo?a=1"}
     result = await kit.run("http", **where, method="DELETE")
     assert (result["json"]["method"], result["json"]["path"]) == ("DELETE", "/echo?a=1")
 
 
 async def test_an_unknown_port_variable_is_named_with_the_known_ones(kit: Kit) -> None:
-    kit.ports["SHOP_PORT"] = 1
+    kit.have("shop", SHOP_PORT=1)
     failed = await kit.fail("http", environment="shop", port="SHOP_PROT", path="/")
     assert (failed.kind, failed.retryable) == ("bad_input", False)
-    assert "'SHOP_PROT'; known: SHOP_PORT" in str(failed)
+    assert "'SHOP_PROT'; it has: SHOP_PORT" in str(failed)
+    failed = await kit.fail("http", environment="mail", port="SHOP_PORT", path="/")
+    assert (failed.type, failed.kind) == ("NoEnvironment", "bad_input")
+    assert "'mail'; it has: shop" in str(failed)
 
 
 async def test_json_and_body_make_it_a_post(kit: Kit, base: str) -> None:
@@ -198,7 +201,7 @@ async def test_a_server_that_is_not_there_is_no_fault_of_the_task(kit: Kit) -> N
         free = taken.getsockname()[1]
         failed = await kit.fail("http", url=f"http://127.0.0.1:{free}/")
         assert (failed.type, failed.kind) == ("ConnectionFailed", "infrastructure")
-        kit.ports["P"] = free
+        kit.have("e", P=free)
         failed = await kit.fail("http", environment="e", port="P", path="/")
         assert (failed.type, failed.kind) == ("ConnectionFailed", "environment")
         assert f"http://127.0.0.1:{free}/: " in str(failed)

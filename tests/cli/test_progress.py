@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from perdure.cli.following import at_steps, changes
+from perdure.cli.instances import Seen
 from perdure.cli.progress import (
     LiveDisplay,
     Picture,
@@ -45,6 +46,23 @@ def drawn(shown: Picture, width: int, *, height: int = 24, now: float = 60.0) ->
     with console.capture() as captured:
         console.print(render(shown, height, now))
     return captured.get().rstrip("\n").split("\n")
+
+
+def test_the_picture_tells_of_instances_and_of_what_tasks_wait_for() -> None:
+    states = ["in_use", "in_use", "starting", "available"]
+    waits = {f"task/suite/task-{n}/1": "no room for shop" for n in range(2, 12)}
+    waits["task/suite/task-1/1"] = "getting ready: shop"
+    seen = Seen([{"state": state} for state in states], waits)
+
+    shown = drawn(picture(pool=seen, running=[RunningTask("task-0", "1/3 agent")]), 80)
+
+    assert shown[1].rstrip() == "50 succeeded · 7 failed · 1 running · 106 waiting"
+    assert [line.strip() for line in shown[2:]] == [
+        "instances: 2 in use, 1 starting, 1 idle",
+        "10 wait: no room for shop",
+        "1 wait: getting ready: shop",
+        "task-0  1/3 agent",
+    ]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

@@ -84,6 +84,7 @@ class Up:
     order: Decision
     """The newest; it is being carried out until `answered`."""
     answered: bool = False
+    answered_at: float = 0.0
     users: int = 0
 
 
@@ -185,6 +186,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _end(self) -> None:
         for name in [name for name, demand in self.pool.demands.items() if demand]:
             self.pool.close(Holder(f"suite/{name}", "r"), self.now)
+        self.max_parallel = {suite: max(1, most) for suite, most in self.max_parallel.items()}
         for name in HOSTS:
             self._join(name)
         for name in NAMES:
@@ -250,8 +252,9 @@ class PoolMachine(RuleBasedStateMachine):
             Holder(f"task/{suite}/{pick >> 9 & 7}", f"run-{number}"),
             tuple(self.definitions[name] for name in names),
             suite,
-            self.max_parallel[suite],
+            max(1, self.max_parallel[suite]),
             PRIORITIES[pick >> 6 & 3],
+            HOSTS[pick >> 12 & 1] if pick >> 13 & 7 == 7 else None,
         )
         self.asked[request.request_id] = Asked(request, number)
         self.pool.request(request, self.now)
@@ -265,16 +268,20 @@ class PoolMachine(RuleBasedStateMachine):
     def _release(self, pick: int) -> None:
         granted = [name for name, asked in self.asked.items() if asked.state == "granted"]
         if name := self._pick(granted, pick):
-            self._give_back(name)
+            self._give_back(name, broken=pick % 7 == 0)
 
     def _withdraw(self, pick: int) -> None:
         waiting = [name for name, asked in self.asked.items() if asked.state == "waiting"]
         if pick % 3 == 0 and (name := self._pick(waiting, pick)):
             self._give_back(name)
 
-    def _give_back(self, name: str) -> None:
+    def _give_back(self, name: str, *, broken: bool = False) -> None:
         asked = self.asked[name]
-        self.pool.release(name, asked.request.holder, self.now)
+        reasons = dict.fromkeys(asked.request.names[:1], "it is odd") if broken else {}
+        self.pool.release(name, asked.request.holder, self.now, reasons)
+        for number in asked.instances:
+            is_broken = number in self.up and self.up[number].name in reasons
+            assert not is_broken or self.pool.instances[number].state == "stopping"
         asked.state, asked.instances = "over", []
         for up in self.up.values():
             up.users = 0
@@ -298,7 +305,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _declare(self, pick: int) -> None:
         suite = f"s{pick & 1}"
-        self.max_parallel[suite] = 1 + (pick >> 1) % 4
+        self.max_parallel[suite] = (pick >> 1) % 5  # 0: it is paused
         some = tuple(self.definitions[n] for bit, n in enumerate(NAMES) if pick >> 4 >> bit & 1)
         coming = EnvironmentSet(some, pick >> 8 & 3)
         self.pool.declare(
@@ -338,7 +345,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _answer(self, order: Any) -> None:
         up = self.up[order.instance]
-        up.answered = True
+        up.answered, up.answered_at = True, self.now
         self.answered.append(order)
         if isinstance(order, StopInstance):
             self.gone[order.instance] = self.up.pop(order.instance).order
@@ -346,10 +353,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _tell(self, order: Any) -> None:
         tell = {
-            StartInstance: self.pool.started,
-            ResetInstance: self.pool.reset_done,
-            CheckInstance: self.pool.checked,
-            StopInstance: self.pool.stopped,
+            StartInstance: self.pool.answers.started,
+            ResetInstance: self.pool.answers.reset_done,
+            CheckInstance: self.pool.answers.checked,
+            StopInstance: self.pool.answers.stopped,
         }
         tell[type(order)](order.instance, order.order, self.now)
 
@@ -367,19 +374,19 @@ class PoolMachine(RuleBasedStateMachine):
         up = self.up[order.instance]
         failure = Failure("it broke", ("last line",), pick % 11 == 0, pick % 5 == 0)
         tell = {
-            StartInstance: self.pool.start_failed,
-            ResetInstance: self.pool.reset_failed,
-            CheckInstance: self.pool.unhealthy,
+            StartInstance: self.pool.answers.start_failed,
+            ResetInstance: self.pool.answers.reset_failed,
+            CheckInstance: self.pool.answers.unhealthy,
         }
         up.answered = not isinstance(order, StopInstance)
         if isinstance(order, StopInstance):
-            self.pool.stop_failed(order.instance, order.order, "it clings", self.now)
+            self.pool.answers.stop_failed(order.instance, order.order, "it clings", self.now)
         else:
             tell[type(order)](order.instance, order.order, failure, self.now)
 
     def _lose_an_instance(self, pick: int) -> None:
         if pick % 2 and (number := self._pick(list(self.up), pick)):
-            self.pool.instance_lost(number, Failure("its container died"), self.now)
+            self.pool.answers.lost(number, Failure("its container died"), self.now)
 
     def _take_ports(self, pick: int) -> None:
         starts = [o for o in self._orders() if isinstance(o, StartInstance) and o.ports]
@@ -389,12 +396,15 @@ class PoolMachine(RuleBasedStateMachine):
             up.answered = True
             up.ports = {name: port for name, port in up.ports.items() if port not in ports}
             at_start = pick % 3 == 0
-            self.pool.ports_taken(order.instance, order.order, ports, self.now, at_start=at_start)
+            self.pool.answers.ports_taken(
+                order.instance, order.order, ports, self.now, at_start=at_start
+            )
 
     # --- What is decided --------------------------------------------------------------------
 
     def _go_on(self) -> None:
         rivals, leases = self._due_before(), {*self.pool.leases}
+        self.paused = {suite for suite, most in self.max_parallel.items() if most == 0}
         for decision in self.pool.decide(self.now):
             note(str(decision))
             self._carry_out(decision)
@@ -433,8 +443,7 @@ class PoolMachine(RuleBasedStateMachine):
                 if asked.state == "waiting":
                     asked.state = "refused"
             case SweepHost():
-                there = {n for n, up in self.up.items() if up.host == decision.host}
-                assert set(decision.keep) == there
+                assert set(decision.keep) == set(self.up), "two hosts may be one machine"
 
     def _note_a_start(self, start: StartInstance) -> None:
         assert start.instance not in self.gone, "numbers are not used again"
@@ -453,11 +462,13 @@ class PoolMachine(RuleBasedStateMachine):
         asked = self.asked[grant.request_id]
         assert asked.state == "waiting", "granted once"
         assert grant.holder == asked.request.holder
+        assert not grant.host or asked.request.host in (None, grant.host)
         wanted = sorted(d.key for d in asked.request.environments)
         assert sorted(i.key for i in grant.instances) == wanted, "all or nothing"
         for granted in grant.instances:
             up = self.up[granted.instance]
-            assert isinstance(up.order, CheckInstance), "healthy a moment ago"
+            is_fresh = self.now - up.answered_at < self.pool.options.fresh_seconds
+            assert isinstance(up.order, CheckInstance) or is_fresh, "healthy a moment ago"
             assert up.answered
             assert up.host == grant.host, "a lease's instances are on one host"
             assert up.ports == granted.ports
@@ -530,6 +541,10 @@ class PoolMachine(RuleBasedStateMachine):
                 continue  # what it needs is nowhere, so nothing is kept for it
             if len(self.pool.hosts.usable) > 1:
                 continue  # what is free on another host is no good to it
+            if waiter.request.host not in (None, self.pool.hosts.usable[0].name):
+                continue
+            if waiter.request.suite in self.paused:
+                continue  # it keeps nothing from others
             taken = {
                 name
                 for lease_id, lease in self.pool.leases.items()

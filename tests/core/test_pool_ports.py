@@ -68,3 +68,14 @@ def test_no_port_ever_has_two_owners(story: list[tuple[str, int, int]]) -> None:
         assert len(set(everything)) == len(everything)
         assert set(ports.owners) == set(everything)
         ports = Ports.from_state(json.loads(json.dumps(ports.state())))
+
+
+def test_two_pools_that_do_not_know_each_other_begin_at_different_places() -> None:
+    """PD13: those who start at the same moment would else meet at every number."""
+    within = PortRange(8000, 20000)
+    chosen = [Ports(seed).choose(1, {"A": 1, "B": 1}, within, 0) for seed in (5, 12_000_000)]
+
+    assert chosen[0] == {"A": 1, "B": 8005}
+    assert chosen[1]
+    assert chosen[1]["B"] in within
+    assert chosen[1]["B"] != 8005

@@ -123,13 +123,13 @@ class World:
     def _happen(self, decision: object) -> None:
         match decision:
             case StartInstance():
-                self.pool.started(decision.instance, decision.order, self.now)
+                self.pool.answers.started(decision.instance, decision.order, self.now)
             case ResetInstance():
-                self.pool.reset_done(decision.instance, decision.order, self.now)
+                self.pool.answers.reset_done(decision.instance, decision.order, self.now)
             case CheckInstance():
-                self.pool.checked(decision.instance, decision.order, self.now)
+                self.pool.answers.checked(decision.instance, decision.order, self.now)
             case StopInstance():
-                self.pool.stopped(decision.instance, decision.order, self.now)
+                self.pool.answers.stopped(decision.instance, decision.order, self.now)
             case Grant():
                 self.pool.release(decision.request_id, decision.holder, self.now)
 

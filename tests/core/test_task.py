@@ -671,3 +671,13 @@ def test_a_heartbeat_timeout_below_what_a_worker_beats_is_refused(value: Any) ->
     assert problem.path[-1] == "heartbeat_timeout"
     assert "at least 1 s" in problem.remedy
     parse_task(task(command(heartbeat_timeout=1)))
+
+
+def test_a_task_says_what_is_done_when_an_instance_is_lost_under_it() -> None:
+    parsed = parse_task({**task(command()), "on_instance_lost": "fail"})
+    assert parsed.on_instance_lost == "fail"
+    assert parsed.to_dict()["on_instance_lost"] == "fail"
+    usual = parse_task({**task(command()), "on_instance_lost": "restart"})
+    assert "on_instance_lost" not in usual.to_dict(), "it is the default"
+    with pytest.raises(InvalidTask, match="on_instance_lost"):
+        parse_task({**task(command()), "on_instance_lost": "retry"})

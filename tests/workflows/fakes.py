@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.binding import Binding
 from activities.contexts import Contexts
 from activities.limits import Slots
 from activities.results import Results
@@ -30,6 +31,7 @@ from perdure.messages import (
     FailureKind,
     FinishTask,
     LimitOptions,
+    PoolUse,
     StepFailure,
     StepOutcome,
     StepTask,
@@ -81,6 +83,8 @@ class World:
     shared: str = ""
     """Where the workflows of limits run; by default on a queue of this world's own."""
     limits: LimitOptions = field(default_factory=LimitOptions)
+    pool: list[Callable[..., Any]] = field(default_factory=list)
+    """Activities by which tasks talk to a pool (`tests.workflows.fake_pool`)."""
 
     def __post_init__(self) -> None:
         # Telling and probing touch nothing but the server: they are the real ones.
@@ -128,6 +132,11 @@ class World:
             failure = StepFailure("asked to fail", type=step.get("error", "Asked"), kind=kind)
             outcome = StepOutcome("failed", ops, failure=failure, host="here", usage=usage)
             raise ApplicationError("asked to fail", outcome, type="Asked", non_retryable=True)
+        if word == "orphaned":  # its instance was found dead
+            lost = {i.environment: f"{i.environment} is dead" for i in task.instances}
+            failure = StepFailure("nobody answers", kind="environment")
+            outcome = StepOutcome("failed", ops, failure=failure, host="here", lost=lost)
+            raise ApplicationError("nobody answers", outcome, type="Asked", non_retryable=True)
         if word == "shutdown":
             raise ApplicationError("stopping", type=WORKER_SHUTDOWN, non_retryable=True)
         if word == "lose":
@@ -157,6 +166,8 @@ class World:
             summary = replace(summary, unwritten=True, note="no room")
         if end.run.task_id not in self.mute and end.suite_workflow_id:
             await self.results._tell(end.suite_workflow_id, end.suite_run_id, summary)
+        if summary.withdrawn:
+            await self.results.cancel_withdrawn(end.run)
         return summary
 
     @activity.defn(name=WRITE_MISSING)
@@ -172,9 +183,17 @@ class World:
     # --- Starting things --------------------------------------------------------------------
 
     async def start_task(
-        self, *steps: dict[str, Any], options: TaskOptions | None = None, **document: Any
+        self,
+        *steps: dict[str, Any],
+        options: TaskOptions | None = None,
+        use: PoolUse | None = None,
+        definitions: Sequence[dict[str, Any]] = (),
+        **document: Any,
     ) -> WorkflowHandle[Any, TrialSummary]:
-        """Start a task of these steps under an id of its own."""
+        """Start a task of these steps under an id of its own.
+
+        `use`: where it takes a lease of the environments of these `definitions`.
+        """
         suite = f"s{uuid.uuid4().hex[:8]}"
         return await self.client.start_workflow(
             "TaskWorkflow",
@@ -182,6 +201,8 @@ class World:
                 task=task_document("t", *steps, **document),
                 suite=suite,
                 options=options or TaskOptions(),
+                pool=use,
+                environments=[*definitions],
             ),
             id=task_workflow_id(suite, "t", 1),
             task_queue=self.queue,
@@ -220,7 +241,13 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
             client,
             task_queue=made.queue,
             workflows=WORKFLOWS,
-            activities=[made.run_step, made.finish_task, made.write_suite, made.write_missing],
+            activities=[
+                made.run_step,
+                made.finish_task,
+                made.write_suite,
+                made.write_missing,
+                Binding("here").bind_host,
+            ],
             workflow_runner=sandbox(),
             max_heartbeat_throttle_interval=BEAT_THROTTLE,
             default_heartbeat_throttle_interval=BEAT_THROTTLE,
@@ -233,6 +260,7 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
                 made.slots.ask_slot,
                 made.slots.release_slot,
                 made.slots.remind_limits,
+                *made.pool,
             ],
         ),
         Worker(

@@ -1,0 +1,298 @@
+"""The activities of a host's instances: up, reset, look, down, each through its backend.
+
+A failure is a result that says what, where, why and what to do; the instance's workflow hands it on
+to its pool. All are idempotent: the worker may die at any moment, and another one comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from activities.backend import Backends, Kept, definition_of, failed
+from activities.ports import PortProbe
+from activities.reset import reset
+from perdure.errors import PerdureError
+from perdure.event_log import find_execution
+from perdure.names import (
+    CHECK_INSTANCE,
+    PREPARE_ENVIRONMENT,
+    RESET_INSTANCE,
+    START_INSTANCE,
+    STOP_INSTANCE,
+    SWEEP_HOST,
+    WATCH_INSTANCE,
+    WORKER_SHUTDOWN,
+    pool_workflow_id,
+)
+from perdure.pool_messages import InstanceCall, InstanceResult, SweepCall
+
+BEAT_SECONDS = 1.0
+"""A cancel arrives with the answer to a beat."""
+
+WATCH_BEAT_SECONDS = 10.0
+"""There are hundreds of watches, and none is in a hurry to end."""
+
+POOL_LOOK_SECONDS = 30.0
+"""How often an instance that is up looks whether its pool is still there."""
+
+CHECK_SECONDS = 5.0
+"""A look takes 2 s at most; a busy machine is given some more."""
+
+_AFTER_RESET_PAUSES = (1.0, 2.0, 4.0, 0.0)
+"""Between looks at an instance that is not healthy after its reset."""
+
+_PORTS_FILE = "ports.json"
+"""In an instance's folder: the ports that were free, and are its own from then on."""
+
+_log = logging.getLogger("perdure.instances")
+
+
+class Instances:
+    """What one worker does for the instances of its host."""
+
+    def __init__(self, client: Client, backends: Backends, ports: PortProbe) -> None:
+        self._client = client
+        self._backends = backends
+        self._ports = ports
+        self._watches: dict[tuple[str, int], asyncio.Task[InstanceResult]] = {}
+        """By pool and number."""
+
+    @activity.defn(name=PREPARE_ENVIRONMENT)
+    async def prepare_environment(self, call: InstanceCall) -> InstanceResult:
+        """Have what a start needs on this host: pulled, built, checked."""
+        async with _beating():
+            return await _told(call, "prepared", self._prepare(call))
+
+    @activity.defn(name=START_INSTANCE)
+    async def start_instance(self, call: InstanceCall) -> InstanceResult:
+        """Bring an instance up with these ports, until it is healthy, or find it so."""
+        async with _beating() as beat:
+            return await _told(call, "started", self._start(call, beat))
+
+    @activity.defn(name=RESET_INSTANCE)
+    async def reset_instance(self, call: InstanceCall) -> InstanceResult:
+        """Make an instance as if it were new, with the environment's retries."""
+        async with _beating() as beat:
+            return await _told(call, "reset", self._reset(call, beat))
+
+    @activity.defn(name=CHECK_INSTANCE)
+    async def check_instance(self, call: InstanceCall) -> InstanceResult:
+        """Look whether an instance is healthy. A local activity: it beats not."""
+        return await _told(call, "looked at", self._check(call))
+
+    @activity.defn(name=WATCH_INSTANCE)
+    async def watch_instance(self, call: InstanceCall) -> InstanceResult:
+        """Return when an instance has died, as a failure; or, with success, when its pool is gone
+        and nobody would ever stop it."""
+        key = (call.pool_uuid, call.number)
+        async with _beating(WATCH_BEAT_SECONDS):
+            dead = asyncio.create_task(_told(call, "watched", self._watch(call)))
+            orphan = asyncio.create_task(self._until_orphaned(call))
+            self._watches[key] = dead
+            try:
+                await asyncio.wait({dead, orphan}, return_when=asyncio.FIRST_COMPLETED)
+                if dead.cancelled():
+                    return failed(call, "it is being stopped")
+                return dead.result() if dead.done() else orphan.result()
+            finally:
+                await _ended(dead, orphan)
+                if self._watches.get(key) is dead:
+                    del self._watches[key]
+
+    @activity.defn(name=STOP_INSTANCE)
+    async def stop_instance(self, call: InstanceCall) -> InstanceResult:
+        """Take an instance down, with its folder; one that is not there is stopped."""
+        async with _beating():
+            return await _told(call, "stopped", self._stop(call))
+
+    @activity.defn(name=SWEEP_HOST)
+    async def sweep_host(self, sweep: SweepCall) -> list[str]:
+        """Remove what a pool left here, but for its present instances; says what it was."""
+        async with _beating():
+            keep = Kept(sweep.keep, sweep.before)
+            root = self._backends.pool_root(sweep.pool_uuid)
+            removed: list[str] = []
+            for backend in self._backends.all:
+                try:
+                    removed += await backend.sweep(sweep.pool_uuid, keep, root)
+                except (PerdureError, OSError) as error:  # the other one is swept all the same
+                    _log.warning("what pool %s left here stays: %s", sweep.pool, error)
+            await asyncio.to_thread(_remove_folders, root, keep)
+            if removed:
+                _log.info("left over by pool %s and removed: %s", sweep.pool, ", ".join(removed))
+            return removed
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    async def _prepare(self, call: InstanceCall) -> InstanceResult:
+        definition, folder = definition_of(call), self._made_folder(call)
+        limit = definition.environment.prepare_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await self._backends.of(definition).prepare(call, folder)
+        except TimeoutError:
+            return failed(
+                call,
+                f"its images were not ready within {limit:g} s; pull or build them by hand, or "
+                "raise prepare_timeout",
+            )
+
+    async def _start(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
+        folder = self._made_folder(call)
+        mine = folder / _PORTS_FILE
+        # After a lost attempt its own containers have the ports.
+        if call.ports and _noted(mine) != call.ports:
+            if taken := await self._ports.taken(call.ports.values()):
+                told = ", ".join(f"{n} ({v})" for v, n in call.ports.items() if n in taken)
+                return failed(call, f"ports in use: {told}", taken_ports=taken)
+            _note(mine, call.ports)
+        backend = self._backends.of(definition_of(call))
+        result = await backend.start(call, folder, heartbeat=beat)
+        if result.taken_ports:
+            mine.unlink(missing_ok=True)
+        return result
+
+    async def _reset(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
+        definition, folder = definition_of(call), self._made_folder(call)
+        backend, secrets = self._backends.of(definition), self._backends.secrets_of(definition)
+        result = await reset(call, folder, backend, beat, secrets=secrets)
+        # Whoever is given it a moment later need not wait for another look.
+        return await self._healthy_after_reset(call, beat) if result.ok else result
+
+    async def _healthy_after_reset(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
+        beat("looking whether it is healthy")
+        for pause_seconds in _AFTER_RESET_PAUSES:
+            result = await self._check(call)
+            if result.ok:
+                break
+            await asyncio.sleep(pause_seconds)  # a reset may have restarted a part of it
+        return result
+
+    async def _check(self, call: InstanceCall) -> InstanceResult:
+        backend = self._backends.of(definition_of(call))
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await backend.check(call, self._made_folder(call))
+        except TimeoutError:
+            return failed(call, f"a look at its health took longer than {CHECK_SECONDS:g} s")
+
+    async def _watch(self, call: InstanceCall) -> InstanceResult:
+        backend = self._backends.of(definition_of(call))
+        return await backend.watch(call, self._made_folder(call))
+
+    async def _until_orphaned(self, call: InstanceCall) -> InstanceResult:
+        workflow_id = pool_workflow_id(call.pool)
+        while True:
+            await asyncio.sleep(POOL_LOOK_SECONDS)
+            with contextlib.suppress(PerdureError):  # no answer; the next look tells
+                pool = await find_execution(self._client, workflow_id)
+                is_there = pool is not None and pool.is_open
+                is_another = pool and call.pool_run_id not in ("", pool.first_run_id)
+                if not is_there or is_another:
+                    return InstanceResult(ok=True, reason="its pool is gone")
+
+    async def _stop(self, call: InstanceCall) -> InstanceResult:
+        # Its workflow has cancelled it, which it would hear of much later.
+        if watch := self._watches.get((call.pool_uuid, call.number)):
+            watch.cancel()
+        folder = self._made_folder(call)
+        result = await self._backends.of(definition_of(call)).stop(call, folder)
+        if result.ok:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return result
+
+    def _made_folder(self, call: InstanceCall) -> Path:
+        return self._backends.made_folder(call.pool_uuid, call.number)
+
+
+@dataclass
+class _Beat:
+    """Beats while an activity is at work, and tells where it is."""
+
+    note: str = ""
+
+    def __call__(self, note: str) -> None:
+        self.note = note
+        activity.heartbeat(note)
+
+
+@asynccontextmanager
+async def _beating(seconds: float = BEAT_SECONDS) -> AsyncIterator[_Beat]:
+    """Beat until the block is left.
+
+    Raises ApplicationError (WorkerShutdown) in place of a cancellation that only says that this
+    worker is stopping: then the activity goes on at another.
+    """
+    beat = _Beat()
+
+    async def go_on() -> None:
+        while True:
+            activity.heartbeat(beat.note)
+            await asyncio.sleep(seconds)
+
+    beating = asyncio.create_task(go_on())
+    try:
+        yield beat
+    except asyncio.CancelledError:
+        details = activity.cancellation_details()
+        if details and details.worker_shutdown and not details.cancel_requested:
+            raise ApplicationError(
+                "the worker is stopping",
+                type=WORKER_SHUTDOWN,
+                category=ApplicationErrorCategory.BENIGN,  # nothing to be logged
+            ) from None
+        raise
+    finally:
+        beating.cancel()
+
+
+async def _told(call: InstanceCall, done: str, work: Awaitable[InstanceResult]) -> InstanceResult:
+    """The result, of a fault of ours or of the disk, too: every order gets an answer."""
+    try:
+        return await work
+    except PerdureError as error:
+        return failed(call, f"cannot be {done}: {error}")
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return failed(call, f"cannot be {done}: {error.strerror or error}{where}")
+    except Exception as error:
+        _log.exception("environment %s, instance %s", call.environment, call.number)
+        return failed(call, f"cannot be {done}: {type(error).__name__}: {error}")
+
+
+async def _ended(*tasks: asyncio.Task[InstanceResult]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _noted(path: Path) -> dict[str, int] | None:
+    try:
+        found: dict[str, int] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _note(path: Path, ports: dict[str, int]) -> None:
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(ports))
+    draft.replace(path)
+
+
+def _remove_folders(root: Path, keep: Kept) -> None:
+    for folder in root.iterdir() if root.is_dir() else ():
+        if folder.name.isdecimal() and int(folder.name) not in keep:
+            shutil.rmtree(folder, ignore_errors=True)

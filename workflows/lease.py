@@ -1,0 +1,94 @@
+"""What a task tells its pool about its lease, and how it makes sure that it is heard.
+
+By activities on the control queue, where no step is in the way: they are in the history until they
+are done, and the pool's workflow is started if it is not there. The pool answers by signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.core.run import TaskRun
+    from perdure.names import (
+        ACQUIRE_LEASE,
+        RELEASE_LEASE,
+        REMIND_POOL,
+        SEE_LEASE,
+        control_queue,
+    )
+    from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen
+    from workflows.options import LEASE_REMINDER, REMIND_OF_LEASE, lease_options
+
+
+class LeaseWords:
+    """The words of one run to its pool."""
+
+    def __init__(
+        self, run: TaskRun, stir: Callable[[], None], reminder_seconds: float | None
+    ) -> None:
+        """`stir` is called when a word has arrived, or a long wait has grown a long history."""
+        self._run = run
+        self._stir = stir
+        self._interval = (
+            LEASE_REMINDER if reminder_seconds is None else timedelta(seconds=reminder_seconds)
+        )
+        self._reminder: asyncio.Task[None] | None = None
+        self.under_way = 0
+        """Words that the pool has not got yet."""
+        self.releases = 0
+        """Those of them that give something back."""
+
+    def tell(self) -> None:
+        """Send what the run has to say."""
+        if self._reminder is None and self._run.open_lease:
+            self._reminder = asyncio.create_task(self._remind())
+        # Kept alive by the activities that they await.
+        for word in self._run.take_lease_words():
+            self.under_way += 1
+            self.releases += isinstance(word, LeaseRelease)
+            sending = workflow.start_activity(_activity_for(word), word, **lease_options(word))
+            asyncio.create_task(self._await(word, sending))  # noqa: RUF006
+
+    async def given_back(self) -> None:
+        """Return when all that was given back has arrived."""
+        await workflow.wait_condition(lambda: not self.releases)
+
+    def close(self) -> None:
+        """Remind nobody any more."""
+        if self._reminder:
+            self._reminder.cancel()
+
+    async def _await(self, word: object, sending: workflow.ActivityHandle[Any]) -> None:
+        await sending
+        self.under_way -= 1
+        self.releases -= isinstance(word, LeaseRelease)
+        self._stir()
+
+    async def _remind(self) -> None:
+        """See to it, while the run waits, that the pool knows of it."""
+        options = REMIND_OF_LEASE | {"task_queue": control_queue(workflow.info().task_queue)}
+        while True:
+            await workflow.wait_condition(lambda: self._run.open_lease is not None)
+            await workflow.sleep(self._interval, summary="does the pool know who waits?")
+            if request := self._run.open_lease:
+                with contextlib.suppress(ActivityError):  # another one follows
+                    await workflow.execute_activity(REMIND_POOL, request, **options)
+                self._stir()
+
+
+def _activity_for(word: LeaseRequest | LeaseSeen | LeaseRelease) -> str:
+    match word:
+        case LeaseRequest():
+            return ACQUIRE_LEASE
+        case LeaseSeen():
+            return SEE_LEASE
+        case LeaseRelease():
+            return RELEASE_LEASE
