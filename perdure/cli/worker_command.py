@@ -174,7 +174,8 @@ async def _server(settings: Settings, call: _Call) -> AsyncIterator[Server | Non
     if call.address is None:
         embedded = not temporal_configured(settings.temporal_env)
     else:
-        embedded = status(settings.state).address == call.address
+        # The parent's is the embedded one, even if it has just died and nobody knows its address.
+        embedded = call.exit_with_parent or status(settings.state).address == call.address
     if not embedded:
         yield None
         return

@@ -8,7 +8,7 @@ nobody, changes nothing. Times are seconds since 1970.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from perdure.core import pool_decisions as told
@@ -22,32 +22,17 @@ from perdure.core.pool_hosts import HostFacts, Hosts
 from perdure.core.pool_instances import FREE, Instances
 from perdure.core.pool_leasing import Leasing
 from perdure.core.pool_ledger import Ledger
+from perdure.core.pool_options import PoolOptions
 from perdure.core.pool_plan import Plan, Planner
-from perdure.core.pool_requests import OVERTAKES_PER_LEASE, Lease, Queue, Request
+from perdure.core.pool_requests import Lease, Queue, Request
 from perdure.core.pool_stock import Stock
-from perdure.core.ports import PortRange
 from perdure.messages import Holder
 from perdure.pool_messages import HostBeat, InstanceAnswer
 
+__all__ = ["Pool", "PoolOptions"]
+
 ROUNDS = 5
 """Plans that are made at a time, at most; the second is nearly always empty."""
-
-
-@dataclass(frozen=True)
-class PoolOptions:
-    """How patient a pool is."""
-
-    host_away_seconds: float = 15.0
-    """A host so long silent gets nothing new."""
-    host_gone_seconds: float = 45.0
-    """One so long silent is gone, if another host is there."""
-    fresh_seconds: float = 2.0
-    """An instance that came up or was reset so long ago need not be looked at before a grant: it
-    was healthy then."""
-    unplaceable_seconds: float = 300.0
-    """A request that no host could hold even if it were empty waits so long for a better one."""
-    overtakes_per_lease: int = OVERTAKES_PER_LEASE
-    """See `perdure.core.pool_requests`."""
 
 
 class Pool:
@@ -134,11 +119,9 @@ class Pool:
 
     def hear(self, beat: HostBeat, now: float) -> None:
         """A worker says that it serves a host: one that is new to the pool has joined."""
-        within = PortRange(beat.port_low, beat.port_high)
-        facts = HostFacts(beat.capacity, beat.free_gb, beat.total_gb, within, beat.machine)
         is_known = self.hosts.has_worker(beat.host, beat.worker)
         tell = self.host_beat if is_known else self.host_joined
-        tell(beat.host, facts, now)
+        tell(beat.host, HostFacts.of(beat), now)
         self.hosts.add_worker(beat.host, beat.worker)
 
     def host_joined(self, name: str, facts: HostFacts, now: float) -> None:

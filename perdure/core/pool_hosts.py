@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perdure.core.ports import PortRange, Ports
+from perdure.pool_messages import HostBeat
 
 CROWDED_SECONDS = 30.0
 """How long nothing is started on an engine that said it was full, unless something ends there."""
@@ -27,6 +28,12 @@ class HostFacts:
     port_range: PortRange = field(default_factory=PortRange)
     machine: str = ""
     """Hosts on one machine share its ports and its memory; empty: a machine of its own."""
+
+    @classmethod
+    def of(cls, beat: HostBeat) -> HostFacts:
+        """Those that a worker tells."""
+        within = PortRange(beat.port_low, beat.port_high)
+        return cls(beat.capacity, beat.free_gb, beat.total_gb, within, beat.machine)
 
 
 @dataclass

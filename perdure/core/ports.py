@@ -102,7 +102,7 @@ class Ports:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Ports:
         """The inverse of `state`."""
-        ports = cls(state["seed"])
+        ports = cls(state.get("seed", 0))  # a state may be older than that
         ports._owners = dict(state["owners"])
         ports._taken = dict(state["taken"])
         ports._last = state["last"]

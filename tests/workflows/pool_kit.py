@@ -268,7 +268,7 @@ class Place:
         )
         granted: list[str] = await self.client.execute_workflow(
             BusyHolderWorkflow.run,
-            args=[count, request],
+            args=[count, request, None],  # types are told only if all are given
             id=f"holder/{self.pool}/{self.tasks}",
             task_queue=f"{self.queue}/t",
         )
