@@ -75,6 +75,10 @@ with workflow.unsafe.imports_passed_through():
 STARTS_AT_ONCE = 25
 """Starts under way: each carries a document of up to 128 KiB, and a message holds 4 MB."""
 
+WAITERS_AT_ONCE = 3
+"""Starts under way of tasks that will only wait in a pool: those that need not wait, and the
+instances that are started for them, come first on a machine with few cores."""
+
 REPLACED = "a new run of it takes its place"
 """Why a task is cancelled, for people; `SUITE_CANCELLED` is the other reason."""
 
@@ -210,8 +214,7 @@ class SuiteWorkflow:
                 if self._may_hand_over():
                     workflow.continue_as_new(self._carried_over())
             if not handing_over:
-                free = STARTS_AT_ONCE - len(self._starting)
-                for trial in self._suite.take_startable(free):
+                for trial in self._suite.take_startable(self._free_starts()):
                     self._starting.add(trial.workflow_id)
                     # Kept alive by the start that it awaits.
                     asyncio.create_task(self._begin(trial))  # noqa: RUF006
@@ -219,6 +222,18 @@ class SuiteWorkflow:
                 self._pool.withdraw_waiting()
             self._stirred = False
             await workflow.wait_condition(lambda: self._stirred or self._suite.over)
+
+    def _free_starts(self) -> int:
+        """How many more starts may be under way."""
+        free, room = STARTS_AT_ONCE - len(self._starting), self._room()
+        if room is None:
+            return free
+        return min(free, room) if room > 0 else WAITERS_AT_ONCE - len(self._starting)
+
+    def _room(self) -> int | None:
+        """How many more tasks need not wait in a pool at first; None: there is no pool."""
+        suite = self._suite
+        return suite.max_parallel - len(suite.running) if suite.has_pool else None
 
     async def _begin(self, trial: Trial) -> None:
         name = trial.workflow_id
