@@ -78,6 +78,7 @@ class Fleet:
     def check(self, instance: Instance, request_id: str, now: float) -> None:
         """Look whether it is healthy: the request is about to get it."""
         instance.lease, instance.wanted_by = request_id, None
+        instance.is_looked_at = True
         self.order(instance, "checking", now)
 
     def stop(self, instance: Instance, reason: str, now: float) -> None:
@@ -128,11 +129,13 @@ class Fleet:
 
     def is_clean(self, instance: Instance, now: float) -> None:
         """It was reset."""
+        instance.is_looked_at = False
         instance.cleaned = now
         instance.become("clean", now)
 
     def hand_out(self, instance: Instance, now: float) -> None:
         """It is in use."""
+        instance.is_looked_at = False
         instance.uses += 1
         instance.last_used = now
         instance.become("leased", now)

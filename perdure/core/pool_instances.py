@@ -55,6 +55,8 @@ class Instance:
     """The request under whose lease it is."""
     wanted_by: str | None = None
     """The request that will most likely get it, and hears of it if it fails."""
+    is_looked_at: bool = False
+    """Whether it is healthy was asked and not answered yet, even if nobody waits for that now."""
     is_retiring: bool = False
     """True: it is stopped after its use."""
     uses: int = 0

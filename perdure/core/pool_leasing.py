@@ -44,7 +44,12 @@ class Leasing:
         host = placement.host if placement else None
         lease = Lease(waiter, host, [instance.number for instance in instances])
         self._desk.leases[name] = lease
-        if all(now - instance.cleaned < self._fresh_seconds for instance in instances):
+        # What was asked is waited for: the answer may be that it is not healthy.
+        is_fresh = (
+            now - instance.cleaned < self._fresh_seconds and not instance.is_looked_at
+            for instance in instances
+        )
+        if all(is_fresh):
             for instance in instances:
                 instance.lease, instance.wanted_by = name, None
             self.grant(lease, now)
