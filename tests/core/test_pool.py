@@ -142,6 +142,26 @@ def test_what_was_reset_a_moment_ago_is_not_looked_at_again() -> None:
     assert len(of(CheckInstance, driver.go())) == 1
 
 
+def test_a_look_that_is_not_answered_yet_is_made_again_before_the_next_grant() -> None:
+    driver = Driver()
+    driver.pool = Pool("0123456789abcdef")
+    driver.pool.host_joined("h", driver.facts, driver.now)
+    a = env("a")
+    suite = Holder("suite/s", "r")
+    driver.pool.declare(Demand("s", suite, 2, (EnvironmentSet((a,), 9),)))
+    driver.ask("t", a)
+    driver.go()
+    driver.release("t")
+    driver.go(seconds=PoolOptions().fresh_seconds)
+    driver.hold = (CheckInstance,)
+    driver.ask("withdrawn", a)
+    assert len(of(CheckInstance, driver.go())) == 1
+    driver.pool.instances[1].cleaned = driver.now  # as if it had been reset a moment ago
+    driver.release("withdrawn")
+    driver.ask("next", a)
+    assert len(of(CheckInstance, driver.go())) == 1
+
+
 def test_starts_and_resets_of_a_grant_run_side_by_side() -> None:
     """PD4, PD5: nothing waits for another one's reset."""
     driver = Driver()
