@@ -33,7 +33,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_demand import Demand, EnvironmentSet
 from perdure.core.pool_fleet import Failure
 from perdure.core.pool_hosts import HostFacts
-from perdure.core.pool_requests import Request, Waiter, overtakes_allowed
+from perdure.core.pool_requests import Request, overtakes_allowed
 from perdure.core.pool_view import stats, view
 from perdure.core.ports import PortRange
 from perdure.core.suite_order import PRIORITIES
@@ -545,8 +545,6 @@ class PoolMachine(RuleBasedStateMachine):
                 continue
             if waiter.request.suite in self.paused:
                 continue  # it keeps nothing from others
-            if any(self._comes_first(other, waiter) for other in self.pool.queue):
-                continue  # an earlier one has become due meanwhile, and keeps what both need
             taken = {
                 name
                 for lease_id, lease in self.pool.leases.items()
@@ -558,11 +556,6 @@ class PoolMachine(RuleBasedStateMachine):
                 assert is_safe, f"{name} was taken from {request_id}"
 
     # --- Help -------------------------------------------------------------------------------
-
-    @staticmethod
-    def _comes_first(one: Waiter, other: Waiter) -> bool:
-        is_earlier = one.is_due and one.arrival < other.arrival
-        return is_earlier and not {*one.request.names}.isdisjoint(other.request.names)
 
     def _frozen(self) -> str:
         return json.dumps(self.pool.state())
