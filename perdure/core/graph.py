@@ -92,11 +92,11 @@ class Graph:
             masks.append((1 << step) - 1 if wanted is None else mask)
         return masks
 
-    def span(self, resume_id: str) -> list[str]:
-        """The step and everything that depends on it, directly or not, in step order (T26)."""
-        first = self._index[resume_id]
-        inside = {first}
-        for step in range(first + 1, len(self.ids)):
+    def span(self, *resume_ids: str) -> list[str]:
+        """The steps and everything that depends on one of them, directly or not, in step order
+        (T26)."""
+        inside = {self._index[id] for id in resume_ids}
+        for step in range(min(inside, default=len(self.ids)) + 1, len(self.ids)):
             wanted = self.parents[step]
             if wanted is None or not inside.isdisjoint(wanted):
                 inside.add(step)

@@ -10,7 +10,7 @@ epoch's; its versions have nothing to do with the old ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,7 @@ class Journal:
             self.entries = [e for e in self.entries if e.step_id != entry.step_id]
         self.entries.append(entry)
         # Versions must stay true for who has an older one, so even this is a diff on top.
-        ops = diff(self.context, self._replayed()) if known else entry.ops
+        ops = diff(self.context, _written(self.seed, self._ordered())) if known else entry.ops
         self._log.append(ops)
         self.context = apply(self.context, ops)
 
@@ -86,23 +86,30 @@ class Journal:
         """
         return self._log[max(have, 0) : want]
 
-    def replay(self, without: Set[str] = frozenset()) -> Journal:
+    def entry(self, step_id: str) -> Entry | None:
+        """What the step is recorded with."""
+        return next((e for e in self.entries if e.step_id == step_id), None)
+
+    def base(self) -> dict[str, Json]:
+        """The context as if no step had written anything: the seed and the scheduler's marks."""
+        return _written(self.seed, (e for e in self.entries if e.step_id == SCHEDULER))
+
+    def replay(self, without: Set[str] = frozenset(), marks: Sequence[Entry] = ()) -> Journal:
         """The journal of a run in which the steps `without` never ended.
 
-        The scheduler's marks come right after the seed, then the survivors in their order.
+        The scheduler's marks come right after the seed, the new `marks` last of them; then the
+        survivors in their order.
         """
-        return Journal(self.seed, self._ordered(without))
+        journal = Journal(self.seed)
+        journal.entries = self._ordered(without, marks)
+        journal._log = [entry.ops for entry in journal.entries]
+        journal.context = _written(self.seed, journal.entries)
+        return journal
 
-    def _ordered(self, without: Set[str] = frozenset()) -> list[Entry]:
-        marks = [e for e in self.entries if e.step_id == SCHEDULER]
+    def _ordered(self, without: Set[str] = frozenset(), marks: Sequence[Entry] = ()) -> list[Entry]:
+        known = [e for e in self.entries if e.step_id == SCHEDULER]
         steps = [e for e in self.entries if e.step_id != SCHEDULER and e.step_id not in without]
-        return marks + steps
-
-    def _replayed(self) -> dict[str, Json]:
-        context = self.seed
-        for entry in self._ordered():
-            context = apply(context, entry.ops)
-        return context
+        return [*known, *marks, *steps]
 
     def to_dict(self) -> dict[str, Json]:
         """The whole journal as JSON, versions included; `from_dict` gives it back."""
@@ -125,3 +132,9 @@ class Journal:
         for ops in journal._log:
             journal.context = apply(journal.context, ops)
         return journal
+
+
+def _written(seed: dict[str, Json], entries: Iterable[Entry]) -> dict[str, Json]:
+    # All operations in one go: each by itself would copy the results of all steps anew.
+    context: dict[str, Json] = apply(seed, (op for entry in entries for op in entry.ops))
+    return context

@@ -95,21 +95,34 @@ class StepRecord:
     waited: float = 0.0
     """Seconds that its attempts have waited for slots, all together."""
 
-    def lost_attempts(self, epoch: int) -> list[int]:
-        """Attempts of this epoch at the end of the list whose outcome may still lie on disk,
-        unreported. What those of an earlier one left counts no more."""
+    rollbacks: int = 0
+    """Those that answered a failure of it, counted against `retry_config`."""
+    since: int = 0
+    """The epoch in which it began anew, or 0: what earlier attempts did was undone."""
+
+    @property
+    def living(self) -> list[Attempt]:
+        """The attempts since it began anew."""
+        return [attempt for attempt in self.attempts if attempt.epoch >= self.since]
+
+    def lost_attempts(self) -> list[int]:
+        """The newest attempts, as far as their outcomes may still lie on disk, unreported.
+
+        What was left before the step began anew counts no more.
+        """
         lost: list[int] = []
         for attempt in reversed(self.attempts):
-            if attempt.status not in ("lost", "interrupted") or attempt.epoch != epoch:
+            if attempt.status not in ("lost", "interrupted") or attempt.epoch < self.since:
                 break
             lost.append(attempt.number)
         return lost[::-1]
 
-    def start_over(self, *, done: bool) -> None:
+    def start_over(self, *, done: bool, epoch: int) -> None:
         """Forget what its attempts came to, but not that they were made."""
         self.status = "succeeded" if done else "pending"
         self.failures = self.losses = 0
         self.not_before = None
+        self.since = epoch
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of the record."""
@@ -132,6 +145,8 @@ class StepRecord:
             "losses": self.losses,
             "not_before": self.not_before,
             "waited": self.waited,
+            "rollbacks": self.rollbacks,
+            "since": self.since,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -142,6 +157,8 @@ class StepRecord:
         self.losses = state["losses"]
         self.not_before = state["not_before"]
         self.waited = state.get("waited", 0.0)
+        self.rollbacks = state.get("rollbacks", 0)
+        self.since = state["since"]
 
 
 def utc_minute(seconds: float | None) -> str | None:

@@ -20,8 +20,9 @@ from typing import Any
 
 from perdure.core.journal import SCHEDULER, Entry
 from perdure.core.record import Attempt, StepRecord
-from perdure.core.run_leased import ENVIRONMENT_FAILED, INSTANCE_LOST, LeasedRun
+from perdure.core.run_leased import ENVIRONMENT_FAILED, INSTANCE_LOST
 from perdure.core.run_record import failed_step, instance_id
+from perdure.core.run_rollback import RollbackRun
 from perdure.core.run_start import BadRange, BadStart, UnknownLimit, check_limits, check_range
 from perdure.core.run_state import RunFailure, RunStatus
 from perdure.core.task import Step
@@ -57,6 +58,9 @@ EVENT_TYPES = (
     *("step.retry_scheduled", "step.lost", "step.interrupted", "step.cancelled"),
     *("lease.requested", "lease.granted", "lease.refused", "lease.lost", "lease.released"),
     "task.restarted",
+    *("rollback.started", "rollback.widened", "rollback.completed", "rollback.abandoned"),
+    *("compensation.started", "compensation.completed", "compensation.failed"),
+    "environments.reset",
 )
 """Of a run's events."""
 
@@ -80,7 +84,7 @@ class Dispatch:
     lost_attempts: tuple[int, ...]
 
 
-class TaskRun(LeasedRun):
+class TaskRun(RollbackRun):
     """One run, and the rules that move it."""
 
     # --- What is to be done -----------------------------------------------------------------
@@ -90,11 +94,18 @@ class TaskRun(LeasedRun):
 
         A step that takes a slot asks for it first, and is among those of a later call.
         """
-        if self.halted or not self.may_start:
+        self._finish_rollbacks(now)
+        if self.halted or not self.may_start or self.is_rolling_back:
             return []
-        due = [s for s in self._waiting if (self._steps[s].not_before or 0) <= now]
-        self._waiting = [s for s in self._waiting if s not in due]
-        ready = sorted([*due, *self._frontier.take_ready()], key=self._graph.index)
+        due: list[str] = []
+        early: list[str] = []
+        for step_id in [*self._waiting, *self._frontier.take_ready()]:
+            in_time = (self._steps[step_id].not_before or 0) <= now
+            (due if in_time else early).append(step_id)
+        for step_id in early:
+            self._steps[step_id].status = "waiting"
+        self._waiting = early
+        ready = sorted(due, key=self._graph.index)
         if self._slots:
             ready = self._with_slots(self._slots, ready, now)
         dispatches = [self._dispatch(step_id, now) for step_id in ready]
@@ -104,7 +115,9 @@ class TaskRun(LeasedRun):
     def wake_at(self) -> float | None:
         """When the next delayed attempt is due; None if none waits."""
         times = [self._steps[s].not_before or 0.0 for s in self._waiting]
-        return None if self.halted or self.is_parting or not times else min(times)
+        if self.halted or self.is_parting or self.is_rolling_back:
+            return None
+        return min(times, default=None)
 
     # --- What happened ----------------------------------------------------------------------
 
@@ -120,6 +133,8 @@ class TaskRun(LeasedRun):
         elif outcome.status == "succeeded":
             self._end(dispatch.step.id, attempt, "succeeded", outcome, now)
             self._complete(dispatch, "succeeded", outcome)
+        elif outcome.status == "cancelled" and self._is_taken_back(dispatch.step.id):
+            self._cut_off(dispatch.step.id, attempt, "cancelled", outcome, now)
         elif outcome.status == "cancelled":
             self._end(dispatch.step.id, attempt, "cancelled", outcome, now)
             self._record(dispatch, "cancelled", outcome)
@@ -139,6 +154,9 @@ class TaskRun(LeasedRun):
         step, record = dispatch.step, self._steps[dispatch.step.id]
         if self._is_parting_to_restart:
             self._drop(step.id, attempt, "lost", outcome, now)
+            return
+        if self._is_taken_back(step.id):
+            self._cut_off(step.id, attempt, "lost", outcome, now)
             return
         record.losses += 1
         if record.losses <= step.max_worker_losses and not self.halted:
@@ -172,6 +190,9 @@ class TaskRun(LeasedRun):
         if self._is_parting_to_restart:
             self._drop(dispatch.step.id, attempt, "interrupted", None, now)
             return
+        if self._is_taken_back(dispatch.step.id):
+            self._cut_off(dispatch.step.id, attempt, "interrupted", None, now)
+            return
         self._end(dispatch.step.id, attempt, "interrupted", None, now)
         if self.cancelled is not None:
             self._steps[dispatch.step.id].status = "cancelled"
@@ -190,7 +211,7 @@ class TaskRun(LeasedRun):
     def withdraw(self, now: float) -> bool:
         """End the run if it has not begun: its suite needs it no more. False if it goes on."""
         lease = self._lease
-        if lease is None or self.halted or lease.state != "waiting" or lease.losses:
+        if lease is None or self.halted or lease.state != "waiting" or self.attempts:
             return False
         self.withdrawn = True
         self.cancel(WITHDRAWN, now)
@@ -210,6 +231,7 @@ class TaskRun(LeasedRun):
         """Write down the end; call once, when `over`."""
         self.ended_at = now
         self._leave_queues(now)
+        self._abandon(now)
         self._give_lease_back(now)
         for record in self._steps.values():
             if record.status in ("pending", "waiting"):
@@ -220,7 +242,7 @@ class TaskRun(LeasedRun):
 
     def _dispatch(self, step_id: str, now: float) -> Dispatch:
         record = self._steps[step_id]
-        lost = tuple(record.lost_attempts(self.epoch))
+        lost = tuple(record.lost_attempts())
         attempt = Attempt(len(record.attempts) + 1, self.epoch, started_at=now)
         record.attempts.append(attempt)
         record.status, record.not_before = "running", None
@@ -234,9 +256,9 @@ class TaskRun(LeasedRun):
     def _current(self, dispatch: Dispatch) -> Attempt | None:
         """The attempt behind a dispatch, unless it has been superseded."""
         attempt = self._running.get(dispatch.step.id)
-        if attempt is None or (attempt.number, self.epoch) != (dispatch.attempt, dispatch.epoch):
+        if attempt is None or (attempt.number, attempt.epoch) != (dispatch.attempt, dispatch.epoch):
             return None
-        return attempt
+        return attempt  # of an earlier epoch, if a rollback passed it by (TD18)
 
     def _complete(self, dispatch: Dispatch, status: str, outcome: StepOutcome) -> None:
         step_id = dispatch.step.id
@@ -260,10 +282,14 @@ class TaskRun(LeasedRun):
             record.status = "cancelled"
             return
         delay = None if self.halted else self._delay(step, record, failure)  # T23
-        if delay is None:
+        if delay is None and self._may_roll_back(step):
+            self._roll_back(step, now)
+        elif delay is None:
             self._fail_for_good(dispatch, outcome, failure, now)
         self._mark_failed(step, attempt, failure)
-        if delay is not None:
+        if delay is not None and self._is_taken_back(step.id):
+            record.status = "failed"
+        elif delay is not None:
             self._again(step.id, now + delay)
             self._note("step.retry_scheduled", now, step=step.id, delay_seconds=delay)
 

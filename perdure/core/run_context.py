@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from perdure.core.context import new_context, size_bytes
@@ -69,7 +69,20 @@ class RunContext:
 
     def restarted(self) -> RunContext:
         """The context before the first step, with the run's own marks."""
-        return RunContext(self._journal.replay(without=set(self._journal.completed)))
+        return self.without(set(self._journal.completed))
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The context as if no step had written anything: with the run's own marks alone."""
+        return self._journal.base()
+
+    def without(self, step_ids: Set[str], marks: Sequence[Entry] = ()) -> RunContext:
+        """The context as if those steps had never ended, with some more marks of the run's own."""
+        return RunContext(self._journal.replay(step_ids, marks))
+
+    def entry(self, step_id: str) -> Entry | None:
+        """What the step is recorded with."""
+        return self._journal.entry(step_id)
 
     def state(self) -> dict[str, Any]:
         """Its form over a continue-as-new."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from perdure.core.pool_decisions import Grant, GrantedInstance, LoseLease, Refuse
@@ -78,6 +78,8 @@ class RunLease:
         """Seconds that it waited for the newest lease."""
         self.waited_before = 0.0
         """Seconds that it waited for the leases it lost."""
+        self.spent = 0.0
+        """Seconds of the task's clock that ran under leases which it exchanged for the newest."""
         self.ask(now)
 
     # --- Asking and giving back -------------------------------------------------------------
@@ -117,8 +119,27 @@ class RunLease:
         self._broken = {}
         self.grant = None
         self.since, self.waited_before, self.waited = now, self.waited_before + self.waited, 0.0
+        self.spent = 0.0
         self.state = "waiting"
         self._outbox.requests.append(self.request)
+
+    def exchange(self, now: float) -> None:
+        """Ask for the next lease in place of this one; the task's clock goes on after that."""
+        spent = now - self.since - self.waited + self.spent
+        self.ask(now)
+        self.spent = spent
+
+    def spoil(self, environments: Mapping[str, str]) -> None:
+        """Give these instances back as broken, when the time comes: by environment, why."""
+        known = {name: why for name, why in environments.items() if name in self._definitions}
+        self._broken = {**known, **self._broken}
+
+    def replaced(self, instances: Sequence[GrantedInstance]) -> None:
+        """Instances of the lease are other ones now, or have other ports."""
+        if self.grant:
+            new = {instance.environment: instance for instance in instances}
+            kept = [new.get(i.environment, i) for i in self.grant.instances]
+            self.grant = replace(self.grant, instances=kept)
 
     def give_back(self, now: float) -> bool:
         """Wait no more, or need the instances no more; False if there is nothing to give back."""
@@ -272,6 +293,7 @@ class RunLease:
             "since": self.since,
             "waited": self.waited,
             "waited_before": self.waited_before,
+            "spent": self.spent,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -283,6 +305,7 @@ class RunLease:
         self.restarts = state["restarts"]
         self.since, self.waited = state["since"], state["waited"]
         self.waited_before = state["waited_before"]
+        self.spent = state.get("spent", 0.0)
         grant = state["grant"]
         self.grant = grant and _grant_of(grant)
 

@@ -187,7 +187,7 @@ class LeasedRun(QueuedRun):
         self._waiting = []
         self._completed = [step.id for step in self.task.steps[: self.start_step]]
         for record in self._steps.values():
-            record.start_over(done=record.id in self._completed)
+            record.start_over(done=record.id in self._completed, epoch=self.epoch)
         self._frontier = Frontier(self._graph, self._completed, self.end_step)
         self._context = self._context.restarted()
         self._context.write(

@@ -56,7 +56,8 @@ class QueuedRun(RunState):
             return self.started_at + self.timeout_seconds + still
         if self._lease.state == "waiting":
             return None
-        return self._lease.since + self._lease.waited + self.timeout_seconds + still
+        began = self._lease.since + self._lease.waited - self._lease.spent
+        return began + self.timeout_seconds + still
 
     # --- For the rules ----------------------------------------------------------------------
 
@@ -103,11 +104,19 @@ class QueuedRun(RunState):
         """Give back every slot that no running attempt holds, and wait for no more."""
         if self._slots:
             for step_id in [*self._slots.waiting, *self._slots.granted]:
-                if step_id not in self._running:
-                    self._steps[step_id].waited += self._slots.waited(step_id, now)
-                    self._slots.give_back(step_id)
+                self._leave_queue(self._slots, step_id, now)
             self._set_clock(now)
+
+    def _leave_queue(self, slots: RunSlots, step_id: str, now: float) -> None:
+        if step_id not in self._running:
+            self._steps[step_id].waited += slots.waited(step_id, now)
+            slots.give_back(step_id)
 
     def _set_clock(self, now: float) -> None:
         if self._slots:
-            self._slots.set_clock(running=bool(self._running), now=now)
+            self._slots.set_clock(running=self._is_at_work, now=now)
+
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether the run does something itself, waiting aside."""
+        return bool(self._running)

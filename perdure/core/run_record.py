@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from perdure.core.record import Attempt, StepRecord, utc_iso, utc_minute
+from perdure.core.rollback import Rollbacks
 from perdure.core.task import Step
 from perdure.messages import RunRef, StepFailure
 
@@ -25,6 +26,7 @@ def record_of(
     steps: Mapping[str, StepRecord],
     completed: Sequence[str],
     lease: RunLease | None,
+    rollbacks: Rollbacks,
 ) -> dict[str, Any]:
     """Everything about a run: `steps` by id, and the ids of those `completed`, in that order."""
     return {
@@ -64,6 +66,8 @@ def record_of(
             if attempt.failure
         ],
         "steps": [steps[s.id].to_dict() for s in run.task.steps],
+        "rollbacks": [rollback.recorded() for rollback in rollbacks.all],
+        "compensation_failures": rollbacks.failures(),
         "retry_resets": run.context["metadata"].get("retry_resets", []),
         "usage": run.usage,
         "artifacts": [

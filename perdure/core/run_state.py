@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from perdure.core.graph import Frontier, Graph
 from perdure.core.journal import Journal
 from perdure.core.record import Attempt, StepRecord, summed
+from perdure.core.rollback import Rollbacks
 from perdure.core.run_context import RunContext, first_context
 from perdure.core.run_lease import RunLease
 from perdure.core.run_record import record_of
@@ -98,6 +99,9 @@ class RunState:
         begun = first_context(task, run, seed, metadata, agent_model, agent_artifact_id)
         self._context = RunContext(Journal(begun))
         self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        self._past: dict[int, RunContext] = {}
+        """Of earlier epochs, while attempts go on that began under them."""
+        self._rollbacks = Rollbacks()
         self._running: dict[str, Attempt] = {}
         self._waiting: list[str] = []
         self._slots: RunSlots | None = None
@@ -188,9 +192,8 @@ class RunState:
 
     def diffs(self, request: ContextRequest) -> ContextDiffs:
         """What a worker's copy of the context lacks."""
-        if request.epoch != self.epoch:
-            return ContextDiffs(stale=True)
-        return self._context.diffs(request)
+        known = self._context if request.epoch == self.epoch else self._past.get(request.epoch)
+        return known.diffs(request) if known else ContextDiffs(stale=True)
 
     @property
     def completed(self) -> int:
@@ -232,7 +235,7 @@ class RunState:
 
     def record(self) -> dict[str, Any]:
         """Everything about the run, as `show --json` prints it (T48)."""
-        return record_of(self, self._steps, self._completed, self._lease)
+        return record_of(self, self._steps, self._completed, self._lease, self._rollbacks)
 
     # --- Over a continue-as-new -------------------------------------------------------------
 
@@ -255,6 +258,7 @@ class RunState:
             "events": self.events,
             "slots": self._slots.state() if self._slots else None,
             "lease": self._lease.to_state() if self._lease else None,
+            "rollbacks": self._rollbacks.to_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -267,16 +271,23 @@ class RunState:
         self._completed = list(state["completed"])
         self._waiting = list(state["waiting"])
         for step_id, known in state["steps"].items():
-            self._steps[step_id].restore(known)
+            # An older version of perdure carries no `since`: epochs were those of restarts alone.
+            self._steps[step_id].restore({"since": self.epoch, **known})
         self._context = RunContext.from_state(state["journal"])
         self._frontier = Frontier(self._graph, self._completed, self.end_step)
         if self._lease and state.get("lease"):
             self._lease.restore(state["lease"])
+        self._rollbacks.restore(state.get("rollbacks"))
         known_waiting = set(self._waiting)
         if self._slots and state.get("slots"):
             self._slots.restore(state["slots"])
             known_waiting |= {*self._slots.waiting, *self._slots.granted}
-        self._waiting += [s for s in self._frontier.take_ready() if s not in known_waiting]
+        # What a rollback takes back is ready again when that has ended.
+        held = {*self._rollbacks.next}
+        if current := self._rollbacks.current:
+            held |= {*self._graph.span(*current.span)}
+        ready = self._frontier.take_ready()
+        self._waiting += [s for s in ready if s not in known_waiting | held]
         self.events = list(state["events"])
 
     def _note(self, kind: str, now: float, **facts: Any) -> None:

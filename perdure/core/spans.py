@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from perdure.core.graph import Graph
-from perdure.core.task import Step, Task
+from perdure.core.task import RetryConfig, Step, Task
 
 
 @dataclass(frozen=True)
@@ -35,44 +35,62 @@ def used_environments(task: Task, step: Step) -> tuple[str, ...]:
 
 def spans(task: Task) -> list[Span]:
     """The effective span of each `retry_config` of a task, in step order."""
-    graph = Graph.of(task.steps)
-    return [_span(task, graph, step) for step in task.steps if step.retry_config]
+    graph, everything = Graph.of(task.steps), {step.id for step in task.steps}
+    found = []
+    for step in task.steps:
+        if config := step.retry_config:
+            steps, environments = reach(task, graph, [config], everything)
+            found.append(
+                Span(
+                    step_id=step.id,
+                    resume_id=config.retry_from_step_id,
+                    steps=steps,
+                    environments=environments,
+                    max_retries=config.max_retries,
+                )
+            )
+    return found
 
 
-def _span(task: Task, graph: Graph, step: Step) -> Span:
-    config = step.retry_config
-    assert config
-    inside = set(graph.span(config.retry_from_step_id))
-    reset: set[str] = set()
-    if config.environments == "reset":
-        reset = _widen(task, graph, inside)
-    return Span(
-        step_id=step.id,
-        resume_id=config.retry_from_step_id,
-        steps=_ordered(graph.ids, inside),
-        environments=_ordered(task.environments, reset),
-        max_retries=config.max_retries,
-    )
+def reach(
+    task: Task, graph: Graph, configs: Sequence[RetryConfig], started: set[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What one rollback undoes that answers several failures, and which environments it resets.
 
-
-def _widen(task: Task, graph: Graph, inside: set[str]) -> set[str]:
-    """Add to `inside` whoever used an environment that is reset, until nothing is left to add.
-
-    A world that was reset and a context that remembers what was done in it would not tell the
-    same story.
+    Steps that are not among the `started` ones have nothing to be undone.
     """
-    reset: set[str] = set()
-    growing = True
+    resetting = [c.retry_from_step_id for c in configs if c.environments == "reset"]
+    keeping = [c.retry_from_step_id for c in configs if c.environments != "reset"]
+    inside, reset = widened(task, graph, started.intersection(graph.span(*resetting)), started)
+    inside |= started.intersection(graph.span(*keeping))
+    return ordered(graph.ids, inside), ordered(task.environments, reset)
+
+
+def widened(
+    task: Task,
+    graph: Graph,
+    inside: set[str],
+    started: set[str],
+    environments: Iterable[str] = (),
+) -> tuple[set[str], set[str]]:
+    """The steps `inside` with all that used an environment that is reset, and those environments.
+
+    Reset are the `environments`, and those that steps inside used; with whom that brings in come
+    its dependents and its environments in turn. A world that was reset and a context that
+    remembers what was done in it would not tell the same story.
+    """
+    inside, reset, growing = set(inside), set(environments), True
+    used = {s.id: used_environments(task, s) for s in task.steps if s.id in started}
     while growing:
-        for step in task.steps:
-            if step.id in inside:
-                reset.update(used_environments(task, step))
-        touched = [s.id for s in task.steps if reset.intersection(used_environments(task, s))]
-        grown = inside.union(*(graph.span(id) for id in touched if id not in inside))
+        for id in inside:
+            reset.update(used[id])
+        touched = [id for id, names in used.items() if not reset.isdisjoint(names)]
+        grown = inside | started.intersection(graph.span(*touched))
         growing = len(grown) > len(inside)
-        inside |= grown
-    return reset
+        inside = grown
+    return inside, reset
 
 
-def _ordered(order: Sequence[str], chosen: set[str]) -> tuple[str, ...]:
+def ordered(order: Sequence[str], chosen: Set[str]) -> tuple[str, ...]:
+    """Those chosen, in that order."""
     return tuple(name for name in order if name in chosen)

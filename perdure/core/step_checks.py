@@ -75,6 +75,7 @@ def _retry_config(value: Any, at: Place) -> Any:
         "go_to_step_id": identifier,
         "max_retries": whole(0),
         "environments": choice("reset", "keep"),
+        "delay": pause,
     }
     check_keys(value, fields, at, "retry_config")
     checked = read(value, fields, at)

@@ -28,6 +28,7 @@ def summarise(run: TaskRun) -> TrialSummary:
         started_at=run.started_at,
         duration_seconds=run.duration_seconds or 0.0,
         usage=run.usage,
+        note=run.note,
         withdrawn=run.withdrawn,
     )
     return clip_summary(summary)

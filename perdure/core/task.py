@@ -51,12 +51,15 @@ class RetryConfig:
     max_retries: int = 1
     environments: str = "reset"
     """`reset`: the environments that the span used start clean; `keep`: as they are."""
+    delay: float = 0.0
+    """Seconds from the rollback to the span's next start."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "retry_from_step_id": self.retry_from_step_id,
             "max_retries": self.max_retries,
             "environments": self.environments,
+            **({"delay": self.delay} if self.delay else {}),
         }
 
     @classmethod
@@ -65,6 +68,9 @@ class RetryConfig:
 
 
 _DEFAULT_RETRY = Retry()
+
+DEFAULT_MAX_ROLLBACKS = 20
+"""Of one task; each may answer several failures."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +195,8 @@ class Task:
     """critical, high, medium or low."""
     on_instance_lost: str = "restart"
     """`restart`: once, from the first step, with other instances; or `fail`."""
+    max_rollbacks: int = DEFAULT_MAX_ROLLBACKS
+    """Over all its steps, whatever each one's `max_retries`."""
     redact: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -209,6 +217,8 @@ class Task:
             document["priority"] = self.priority
         if self.on_instance_lost != "restart":
             document["on_instance_lost"] = self.on_instance_lost
+        if self.max_rollbacks != DEFAULT_MAX_ROLLBACKS:
+            document["max_rollbacks"] = self.max_rollbacks
         if self.redact:
             document["redact"] = list(self.redact)
         if self.metadata:
@@ -230,6 +240,7 @@ class Task:
             timeout_seconds=document.get("timeout"),
             priority=document.get("priority", "medium"),
             on_instance_lost=document.get("on_instance_lost", "restart"),
+            max_rollbacks=document.get("max_rollbacks", DEFAULT_MAX_ROLLBACKS),
             redact=tuple(document.get("redact", ())),
             metadata=document.get("metadata", {}),
         )

@@ -69,6 +69,7 @@ _TASK_CHECKS: dict[str, Check] = {
     "timeout": duration,
     "priority": choice(*PRIORITIES),
     "on_instance_lost": choice("restart", "fail"),
+    "max_rollbacks": whole(0),
     "redact": list_of(text, what="keys"),
     "metadata": mapping_of(anything),
 }

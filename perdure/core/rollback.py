@@ -1,0 +1,236 @@
+"""One rollback: which steps it takes back, how their side effects are undone, how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from perdure.core.pool_decisions import GrantedInstance
+from perdure.core.record import utc_iso
+from perdure.core.step_types import BUILT_IN_TYPES
+from perdure.core.task import Step
+from perdure.messages import Json, StepFailure
+
+UndoKind = Literal["type", "declared", "creates"]
+"""By the undoing of its own that the step's type has; by the step's `compensate`; by removing the
+files that it `creates`."""
+
+Phase = Literal["stopping", "undoing", "resetting", "clean", "over"]
+"""`stopping`: steps of the span still run. `clean`: only the context is left to be taken back."""
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """One thing to be done that undoes what one attempt did."""
+
+    step: Step
+    attempt: int
+    epoch: int
+    """Under which the attempt was made."""
+    kind: UndoKind
+    status: str
+    """How the attempt ended: one of `perdure.core.record.AttemptStatus`."""
+    diff: list[dict[str, Any]]
+    """What the attempt wrote; of a lost one, as far as its last heartbeat told."""
+    result: Json
+    creates: list[str]
+    """What the step says that it creates, whether the attempt got that far or not."""
+    number: int
+    """1, 2, ... over all compensations of the run."""
+    is_written: bool
+    """Whether the context of before the rollback holds the diff: that of attempts that ended their
+    step."""
+
+    @property
+    def activity_id(self) -> str:
+        """The one activity that carries it."""
+        return f"undo {self.step.id}#{self.epoch}.{self.attempt} {self.kind}"
+
+
+@dataclass(frozen=True)
+class ResetEnd:
+    """What came of resetting the environments of a rollback."""
+
+    instances: list[GrantedInstance] = field(default_factory=list)
+    """Those that are other ones now, or have other ports."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """By environment, why it could not be reset."""
+
+
+def kinds_of(step: Step) -> list[UndoKind]:
+    """How attempts of the step are undone, in that order: files last, they may tell of the rest.
+
+    What a custom type declares is known to workers alone, so each is asked.
+    """
+    kinds: list[UndoKind] = []
+    if step.body.get("compensate"):
+        kinds.append("declared")
+    if step.type not in BUILT_IN_TYPES:
+        kinds.append("type")
+    if step.creates:
+        kinds.append("creates")
+    return kinds
+
+
+@dataclass
+class Undo:
+    """A compensation as it is planned, and as the record tells it."""
+
+    number: int
+    step_id: str
+    attempt: int
+    epoch: int
+    kind: UndoKind
+    started_at: float | None = None
+    """Seconds since 1970, as all times here."""
+    ended_at: float | None = None
+    failure: StepFailure | None = None
+
+
+@dataclass
+class Rollback:
+    """One rollback, planned, under way or over."""
+
+    number: int
+    """1, 2, ... over the run."""
+    started_at: float
+    failed: list[str] = field(default_factory=list)
+    """The steps whose failures it answers, in the order of their failures."""
+    span: list[str] = field(default_factory=list)
+    """The steps that it takes back, in step order."""
+    environments: list[str] = field(default_factory=list)
+    """Those that it resets, in the task's order."""
+    cancelled: list[str] = field(default_factory=list)
+    """The steps whose attempts it cut off."""
+    undos: list[Undo] = field(default_factory=list)
+    phase: Phase = "stopping"
+    resets_taken: bool = False
+    exchanges: bool = False
+    """True: an environment could not be reset, and all of them are given back for others."""
+    epoch: int | None = None
+    """The one that it began; None while it lasts, and if it was abandoned."""
+    abandoned: str | None = None
+    """Why it was not brought to its end; what had been planned was undone all the same."""
+    ended_at: float | None = None
+
+    @property
+    def next_undo(self) -> Undo | None:
+        """The compensation whose turn it is; None while one is under way, and after the last."""
+        for undo in self.undos:
+            if undo.ended_at is None:
+                return undo if undo.started_at is None else None
+        return None
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether every compensation planned so far has ended."""
+        return all(undo.ended_at is not None for undo in self.undos)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has begun what it brings to an end, whatever happens to the run."""
+        if self.phase == "undoing":
+            return not self.is_undone
+        return self.phase == "resetting" and self.resets_taken
+
+    @property
+    def failed_undos(self) -> list[Undo]:
+        return [undo for undo in self.undos if undo.failure]
+
+    def undo(self, number: int) -> Undo | None:
+        """The compensation of that number."""
+        return next((undo for undo in self.undos if undo.number == number), None)
+
+    def end(self, now: float, *, epoch: int | None = None, abandoned: str | None = None) -> None:
+        self.phase, self.ended_at = "over", now
+        self.epoch, self.abandoned = epoch, abandoned
+
+    def recorded(self) -> dict[str, Any]:
+        """The rollback, as records have it."""
+        return {
+            "number": self.number,
+            "epoch": self.epoch,
+            "failed": self.failed,
+            "span": self.span,
+            "cancelled": self.cancelled,
+            "compensations": [asdict(undo) for undo in self.undos],
+            "environments": self.environments,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "abandoned": self.abandoned,
+        }
+
+
+class Rollbacks:
+    """The rollbacks of one run."""
+
+    def __init__(self) -> None:
+        self.ended: list[Rollback] = []
+        self.current: Rollback | None = None
+        self.next: list[str] = []
+        """Steps that failed when the current one could take them in no more."""
+
+    @property
+    def all(self) -> list[Rollback]:
+        """Those that were begun, in order."""
+        return [*self.ended, *([self.current] if self.current else [])]
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether one more failure would need no rollback of its own."""
+        current = self.current
+        return bool(self.next) or (current is not None and current.phase == "stopping")
+
+    @property
+    def count(self) -> int:
+        """Those begun, and the one that is sure to follow."""
+        return len(self.all) + bool(self.next)
+
+    @property
+    def undos(self) -> int:
+        """Compensations planned so far."""
+        return sum(len(rollback.undos) for rollback in self.all)
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The compensations that failed, as records have them."""
+        return [
+            {
+                "step_id": undo.step_id,
+                "attempt": undo.attempt,
+                "kind": undo.kind,
+                "error": undo.failure.message,
+                "error_type": undo.failure.type,
+                "at_utc": utc_iso(undo.ended_at or rollback.started_at),
+            }
+            for rollback in self.all
+            for undo in rollback.undos
+            if undo.failure
+        ]
+
+    # --- Over a continue-as-new -------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any] | None:
+        """What a restored run needs; None if there was no rollback."""
+        if not self.all:
+            return None
+        return {
+            "ended": [asdict(rollback) for rollback in self.ended],
+            "current": asdict(self.current) if self.current else None,
+            "next": self.next,
+        }
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """The inverse of `to_state`."""
+        if state is None:
+            return
+        self.ended = [_rollback_of(known) for known in state["ended"]]
+        self.current = _rollback_of(state["current"]) if state["current"] else None
+        self.next = list(state["next"])
+
+
+def _rollback_of(state: dict[str, Any]) -> Rollback:
+    undos = [
+        Undo(**{**undo, "failure": StepFailure(**undo["failure"]) if undo["failure"] else None})
+        for undo in state["undos"]
+    ]
+    return Rollback(**{**state, "undos": undos})
