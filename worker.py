@@ -20,6 +20,7 @@ import activities
 import workflows
 from activities.backend import Backends
 from activities.binding import Binding
+from activities.compensate import Compensations
 from activities.compose import ComposeBackend
 from activities.contexts import Contexts
 from activities.hosts import HostBeats
@@ -37,7 +38,7 @@ from activities.supervise import Supervisor
 from activities.threads import StepThreads
 from perdure.errors import PerdureError
 from perdure.messages import LimitOptions
-from perdure.names import control_queue, instances_queue, shared_queue, steps_queue
+from perdure.names import control_queue, instances_queue, shared_queue, steps_queue, undo_queue
 from perdure.pool_messages import PoolTimes
 from perdure.sandbox import sandbox
 from perdure.server_id import server_id
@@ -57,6 +58,10 @@ HOST_WORKFLOWS: Sequence[type] = (InstanceWorkflow,)
 INSTANCE_SLOTS = 1_000
 """Activities at once on a host's instances queue; each instance that is up takes one, which only
 waits."""
+
+CONTROL_SLOTS = 1_000
+"""Activities at once on a control queue: compensations may take minutes, and words to limits and
+pools, which take none, must not wait for them."""
 
 BEAT_THROTTLE = timedelta(seconds=0.5)
 """The SDK's own throttle would make a cancel arrive after 4 to 7 s."""
@@ -139,6 +144,8 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
         )
         steps = Steps(client, options.host, options.runs, options.environment, supervisor,
                       threads, contexts, backends)  # fmt: skip
+        undoing = Compensations(options.host, options.runs, options.environment, supervisor,
+                                threads, contexts, backends)  # fmt: skip
         instances = Instances(client, backends, PortProbe(compose.cli.published_ports))
         beats = HostBeats(
             client,
@@ -190,7 +197,10 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     leases.see_lease,
                     leases.remind_pool,
                     leases.set_demand,
+                    undoing.compensate_step,
+                    instances.reset_instance,
                 ],
+                max_concurrent_activities=CONTROL_SLOTS,
                 **common,
             ),
             Worker(
@@ -236,6 +246,17 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     task_queue=steps_queue(options.queue, options.host),
                     activities=[steps.run_step, results.finish_task],
                     max_concurrent_activities=options.step_slots,
+                    **common,
+                )
+            )
+            at_work.append(
+                Worker(
+                    client,
+                    task_queue=undo_queue(options.queue, options.host),
+                    activities=[undoing.compensate_step, instances.reset_instance],
+                    max_concurrent_activities=CONTROL_SLOTS,
+                    # A host rolls back now and then.
+                    max_concurrent_activity_task_polls=1,
                     **common,
                 )
             )

@@ -40,7 +40,7 @@ LOOK_SHARE = 0.05
 """Of the time, what may go into looking at what a running function has written."""
 
 
-class _Host(StepHost):
+class AttemptHost(StepHost):
     """Makes the attempt's directory when something asks for it: most small steps need none."""
 
     has_folder = False
@@ -60,14 +60,23 @@ class _Host(StepHost):
 class Attempt:
     """One attempt, from its context to its outcome."""
 
+    host_type: type[AttemptHost] = AttemptHost
+
     def __init__(
-        self, task: StepTask, host: str, place: RunPlace, backends: Backends | None = None
+        self,
+        task: StepTask,
+        host: str,
+        place: RunPlace,
+        backends: Backends | None = None,
+        *,
+        own_dir: Path | None = None,
     ) -> None:
-        """`backends`: of the environments whose instances are on this host."""
+        """`backends`: of the environments whose instances are on this host. `own_dir`: another
+        directory than the place has for the attempt."""
         self.task = task
         self.instances = StepInstances(task.instances, backends)
         self.step = Step.from_dict(task.step)
-        self.step_dir = self._own_dir = place.attempt(task.step["id"], task.attempt)
+        self.step_dir = self._own_dir = own_dir or place.attempt(task.step["id"], task.attempt)
         """Its own directory, or that of a lost attempt whose ended process it takes over."""
         self.expired: StepFailure | None = None
         self._host_name = host
@@ -107,7 +116,7 @@ class Attempt:
         own = kind.name in BUILT_IN_TYPES
         mine = _top_copy(whole) if own else from_json(to_json(whole))
         self.context = Context(**mine)
-        self.host = _Host(
+        self.host = self.host_type(
             self.task,
             self.step,
             step_dir=self.step_dir,

@@ -113,6 +113,11 @@ class StepHost:
             self._workdir.mkdir(parents=True, exist_ok=True)
         return self._workdir
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether the same was tried before, and may have left something that runs."""
+        return self.attempt > 1
+
     # --- Files of the attempt -------------------------------------------------------------------
 
     @property

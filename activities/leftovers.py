@@ -13,10 +13,10 @@ import os
 import re
 import stat
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from activities.safe_files import folder_below
+from activities.safe_files import folder_below, remove_in
 from perdure.core.context import LIST_FIELDS, SCALAR_FIELDS, NotJson, check_json
 from perdure.core.redaction import mask
 from perdure.messages import Artifact, Json
@@ -225,7 +225,11 @@ def inside(workdir: Path, name: str, what: str) -> Path:
         path = Path(os.path.realpath(base / name))
         if path.is_relative_to(base):
             return path
-    raise StepFailed(
+    raise _leads_out(what, name)
+
+
+def _leads_out(what: str, name: str) -> StepFailed:
+    return StepFailed(
         f"{what}: {name!r} leads out of the run's working directory; "
         "name a path inside it, without '..' and without links that lead elsewhere",
         type="BadPath",
@@ -243,6 +247,30 @@ def created(workdir: Path, name: str) -> bool:
     if last in ("", ".", "..") or "\0" in last:
         return inside(workdir, name, "creates").exists()
     return os.path.lexists(inside(workdir, folder, "creates") / last)
+
+
+def remove_created(workdir: Path, name: str) -> bool:
+    """Remove what stands at the path `name` of the working directory; False if nothing does.
+
+    A link is removed, not what it leads to. Raises StepFailed as `inside` does, and (type
+    `NotRemoved`) if something stays.
+    """
+    *above, last = [part for part in name.split("/") if part not in ("", ".")] or [".."]
+    if last == ".." or name.startswith("/") or workdir.is_symlink():
+        raise _leads_out("creates", name)
+    folder = inside(workdir, "/".join(above), "creates").relative_to(os.path.realpath(workdir))
+    try:
+        with folder_below(workdir.parent, PurePosixPath(workdir.name, folder)) as opened:
+            return remove_in(opened, last)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StepFailed(
+            f"creates: {name!r} cannot be removed ({reason})",
+            type="NotRemoved",
+            kind="infrastructure",
+        ) from None
 
 
 # --- Logs -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
     work/                     PERDURE_WORKDIR, shared by the run's steps
     work.1/                   the same after the run has started over, for want of an environment
     steps/<step>.<attempt>/   logs, exit.json, outcome.json, artifacts/; if it has need of one
+    undo/<step>.<attempt>.<kind>/   the same of what undoes an attempt (kind: declared, type, ...)
     outcomes.jsonl            the outcomes of the attempts that had no need of a directory
     secrets.json              values written under redacted keys; removed at the run's end
 ```
@@ -49,6 +50,11 @@ class RunPlace:
         return self.root / "steps"
 
     @cached_property
+    def undone(self) -> Path:
+        """The directories of what undoes attempts."""
+        return self.root / "undo"
+
+    @cached_property
     def outcomes(self) -> Path:
         """The outcomes of attempts without a directory."""
         return self.root / "outcomes.jsonl"
@@ -61,6 +67,10 @@ class RunPlace:
     def attempt(self, step_id: str, attempt: int) -> Path:
         """The directory of one attempt of one step."""
         return self.steps / f"{safe_part(step_id)}.{attempt}"
+
+    def undo(self, step_id: str, attempt: int, kind: str) -> Path:
+        """The directory of what undoes one attempt of one step in one way."""
+        return self.undone / f"{safe_part(step_id)}.{int(attempt)}.{safe_part(kind)}"
 
 
 def trial_dir(base: Path, run: RunRef) -> Path:

@@ -182,6 +182,8 @@ class Results:
             for step, attempt in self._with_folders(place, end.record):
                 name = place.attempt(step["id"], attempt["number"]).name
                 self._keep_attempt(_home(place, step, attempt), name, attempt, draft)
+            for undone in _undone(place, end.record):
+                self._keep_undone(undone, draft)
             events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
             (draft / "events.jsonl").write_text(events, "utf-8")
             record = json.dumps(end.record, ensure_ascii=False)
@@ -218,6 +220,17 @@ class Results:
                 _raise_if_ours(error)
                 _log.warning("artifact %r of %s is not kept: %s", path, name, error)
 
+    def _keep_undone(self, source: Path, draft: Path) -> None:
+        """Take over the logs of what undid an attempt."""
+        try:
+            with self._below_runs(source) as folder:
+                _keep_logs(folder, draft / "undo" / source.name)
+        except FileNotFoundError:
+            return  # it ran no process
+        except OSError as error:
+            _raise_if_ours(error)
+            _log.warning("nothing of undo/%s is kept: %s", source.name, error)
+
     def _with_folders(
         self, place: RunPlace, record: dict[str, Any]
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -235,8 +248,9 @@ class Results:
 
     def _forget_secrets(self, place: RunPlace, record: dict[str, Any]) -> None:
         """Remove what held the run's secrets: its own file, and those of its attempts."""
-        for step, attempt in self._with_folders(place, record):
-            own = place.attempt(step["id"], attempt["number"])
+        steps = self._with_folders(place, record)
+        attempts = [place.attempt(step["id"], attempt["number"]) for step, attempt in steps]
+        for own in [*attempts, *_undone(place, record)]:
             with contextlib.suppress(OSError), self._below_runs(own) as folder:
                 forget_in(folder)
         with contextlib.suppress(FileNotFoundError), self._below_runs(place.root) as folder:
@@ -282,6 +296,15 @@ def _home(place: RunPlace, step: dict[str, Any], attempt: dict[str, Any]) -> Pat
     if attempt["status"] in UNREPORTED:
         return own
     return next((d for d in (own, *others) if (d / "outcome.json").exists()), own)
+
+
+def _undone(place: RunPlace, record: dict[str, Any]) -> list[Path]:
+    """The directories of what undid attempts; most are not there."""
+    return [
+        place.undo(undo["step_id"], undo["attempt"], undo["kind"])
+        for rollback in record.get("rollbacks", [])
+        for undo in rollback["compensations"]
+    ]
 
 
 def _keep_logs(folder: int, target: Path) -> None:

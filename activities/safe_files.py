@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -76,6 +77,26 @@ def copy_below(folder: int, path: str, target: Path, limit_bytes: int) -> int:
             target.unlink(missing_ok=True)
             raise
     return size
+
+
+def remove_in(folder: int, name: str) -> bool:
+    """Remove what stands at a name in an open folder: a file, a link, a tree with all below it.
+
+    No link is followed. False if nothing stands there. Raises OSError if something stays.
+    """
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return True
+        try:
+            shutil.rmtree(name, dir_fd=folder)
+        except PermissionError:  # a folder of it that its owner may not change, for now
+            for _, _, _, below in os.fwalk(name, dir_fd=folder):
+                os.fchmod(below, 0o700)
+            shutil.rmtree(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def parts_of(path: str | PurePosixPath) -> tuple[str, ...]:

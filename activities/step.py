@@ -128,7 +128,7 @@ class Steps:
                 StepFailure(str(failed), failed.type, failed.kind, failed.retryable), failed.result
             )
         except Exception as error:
-            return await attempt.failed(_told(error))
+            return await attempt.failed(told(error))
 
     async def _take_over(self, attempt: Attempt, place: RunPlace) -> StepOutcome | None:
         """Come after the earlier attempts of this step on this host: the outcome that one left,
@@ -246,7 +246,7 @@ class _Later:
             self._task.cancel()
 
 
-def _told(error: Exception) -> StepFailure:
+def told(error: Exception) -> StepFailure:
     """The failure behind an exception of a step function."""
     if isinstance(error, PerdureError):
         return StepFailure(str(error), type=type(error).__name__, retryable=False)

@@ -26,8 +26,10 @@ from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
 from perdure.messages import FailureKind, Json, RunRef, SlotGrant, StepOutcome, TaskInput
 from perdure.names import (
+    ACQUIRE_LEASE,
     ASK_SLOT,
     BAD_INPUT,
+    DELAY_TIMER,
     LEASE_GRANTED,
     LEASE_LOST,
     LEASE_REFUSED,
@@ -36,6 +38,7 @@ from perdure.names import (
     TIME_LIMIT_TIMER,
     WITHDRAW,
 )
+from perdure.rollback_history import ACTIVITIES, RollbackHistory
 
 RunEvent = dict[str, Any]
 Context = dict[str, Json]
@@ -107,6 +110,7 @@ class TaskHistory:
         self._ready: dict[str, Dispatch] = {}  # by activity id, until its event is met
         self._asked = 0  # requests for slots whose events are not met yet
         self._attempts: dict[int, Dispatch] = {}  # by the id of its scheduled event
+        self._rollbacks = RollbackHistory(self._decoder)
         self._deadlines: dict[str, float | None] = {}  # the task's time limit, by timer
         self._handing_over = False
         self._closed = False  # one that hands over in the moment of its end ends in the next run
@@ -202,15 +206,21 @@ class TaskHistory:
                 await self._apply(self._run, event)
                 self._tell()
         failure = self._run.failure
+        self._drop_unsent(self._run, self._run.to_stop)
         is_stopped = self._run.cancelled is not None or self._run.is_parting
         if is_stopped or (failure and failure.type == TASK_TIMEOUT):
-            # Begun with the signals and cancelled by what came with them: the server never knew.
-            for dispatch in self._ready.values():
-                self._run.finish(dispatch, StepOutcome(status="cancelled"), now)
-            self._ready.clear()
-            self._tell()
+            self._drop_unsent(self._run, [d.step.id for d in self._ready.values()])
         if self._run.over and not self._closed:
             self._close(now)
+
+    def _drop_unsent(self, run: TaskRun, steps: list[str]) -> None:
+        """Steps begun with the signals and cancelled by what came with them: the server never
+        knew."""
+        for name, dispatch in [*self._ready.items()]:
+            if dispatch.step.id in steps:
+                run.finish(dispatch, StepOutcome(status="cancelled"), self._now)
+                del self._ready[name]
+        self._tell()
 
     def _drives_at_once(self) -> bool:
         """Whether this run of the chain starts steps before it waits for anything."""
@@ -272,6 +282,7 @@ class TaskHistory:
             dispatch = self._attempts.pop(attributes.scheduled_event_id, None)
             if dispatch is not None:
                 await self._end_attempt(run, dispatch, event)
+            await self._rollbacks.end(run, attributes.scheduled_event_id, event, self._now)
 
     async def _end_attempt(self, run: TaskRun, dispatch: Dispatch, event: HistoryEvent) -> None:
         kind = event.event_type
@@ -288,12 +299,18 @@ class TaskHistory:
         """A step was started, or asked for its slot: so the workflow took what was ready."""
         attributes = event.activity_task_scheduled_event_attributes
         kind, run = attributes.activity_type.name, self._run
-        if run is None or kind not in (RUN_STEP, ASK_SLOT):
+        if run is None or kind not in (RUN_STEP, ASK_SLOT, *ACTIVITIES):
+            if run and kind == ACQUIRE_LEASE and run.is_rolling_back:
+                self._take_ready(run)  # it has ended, and the span waits for another lease
             return
         is_known = attributes.activity_id in self._ready or (kind == ASK_SLOT and self._asked)
         if not self._dispatched and not is_known:
             self._dispatched = True
             self._take_ready(run)
+        if kind in ACTIVITIES:
+            self._rollbacks.begin(run, event, self._now)
+            self._tell()
+            return
         if kind == ASK_SLOT:
             self._asked -= 1
             return
@@ -319,6 +336,8 @@ class TaskHistory:
         if summary == TIME_LIMIT_TIMER:
             timer = event.timer_started_event_attributes.timer_id
             self._deadlines[timer] = self._run.deadline
+        elif summary == DELAY_TIMER and self._run.is_rolling_back:
+            self._take_ready(self._run)  # it has ended, and the span waits for its delay
 
     # --- The end ----------------------------------------------------------------------------
 

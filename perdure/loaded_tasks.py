@@ -77,6 +77,9 @@ def unsupported(loaded: LoadedTask) -> list[DocumentProblem]:
     for position, step in enumerate(document["steps"]):
         if step["type"] in NOT_YET_RUN.types:
             report(("steps", position, "type"), f"steps of type {step['type']}")
+        undone_by = step.get("compensate", {}).get("type")
+        if undone_by in NOT_YET_RUN.types:
+            report(("steps", position, "compensate", "type"), f"steps of type {undone_by}")
         not_run = NOT_YET_RUN.step_keys | NOT_YET_RUN.type_keys.get(step["type"], frozenset())
         for key in sorted(not_run & step.keys()):
             report(("steps", position, key), f"{step['type']} steps with {key}")

@@ -203,6 +203,53 @@ class StepTask:
 
 
 @dataclass(frozen=True)
+class CompensateStep:
+    """Input of the activity `compensate_step`: undo what one attempt of a step did. Idempotent."""
+
+    run: RunRef
+    step: dict[str, Any]
+    """The step's document; of one that declares how it is undone, `compensate` included."""
+    number: int
+    """Unique in the run."""
+    kind: str
+    """`creates`: remove the files that it declared. `declared`: run its `compensate`. `type`: call
+    the undo function of its type."""
+    attempt: int
+    epoch: int
+    """Of the attempt; that of `context` may be a later one."""
+    status: str
+    """How the attempt ended: succeeded, failed, cancelled, lost or interrupted."""
+    diff: list[dict[str, Any]] = field(default_factory=list)
+    """What the attempt wrote, as far as it is known."""
+    is_written: bool = False
+    """Whether the context below holds the diff already."""
+    creates: list[str] = field(default_factory=list)
+    """Paths below the run's directory that are to be removed."""
+    context_epoch: int = 0
+    version: int = 0
+    context: dict[str, Any] | None = None
+    """As of `StepTask`: the context of before the rollback."""
+    redact: list[str] = field(default_factory=list)
+    environments: list[str] = field(default_factory=list)
+    folder: str | None = None
+    suite_workflow_id: str | None = None
+    instances: list[StepInstance] = field(default_factory=list)
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class CompensationOutcome:
+    """Result of the activity `compensate_step`: it is undone."""
+
+    host: str = ""
+    duration_seconds: float = 0.0
+    adopted: bool = False
+    """True: found on disk, written by an earlier try whose report was lost."""
+    removed: list[str] = field(default_factory=list)
+    """Of the kind `creates`: the paths at which something stood."""
+
+
+@dataclass(frozen=True)
 class ContextRequest:
     """Argument of the query `context_diffs`: what a worker's cached context lacks."""
 

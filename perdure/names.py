@@ -9,6 +9,7 @@ POOL_WORKFLOW = "PoolWorkflow"
 INSTANCE_WORKFLOW = "InstanceWorkflow"
 
 RUN_STEP = "run_step"
+COMPENSATE_STEP = "compensate_step"
 BIND_HOST = "bind_host"
 FINISH_TASK = "finish_task"
 WRITE_SUITE = "write_suite"
@@ -61,6 +62,9 @@ WITHDRAW = "withdraw"
 
 TIME_LIMIT_TIMER = "time limit of the task"
 """The summary by which a task's history tells this timer from others."""
+
+DELAY_TIMER = "delay before the next attempt"
+"""The same for the timer of an attempt that waits for its delay."""
 
 TRIAL_ENDED = "trial_ended"
 """Signal: of a task to its suite."""
@@ -134,6 +138,14 @@ def steps_queue(queue: str, host: str) -> str:
 def control_queue(queue: str) -> str:
     """Short activities that must not wait behind hours of steps."""
     return f"{queue}/control"
+
+
+def undo_queue(queue: str, host: str | None) -> str:
+    """Where what a task of `queue` did on a host is undone; None: one host serves the queue.
+
+    No step is in the way there, and what is undone is in no step's way.
+    """
+    return control_queue(queue if host is None else steps_queue(queue, host))
 
 
 def shared_queue(queue: str) -> str:

@@ -11,6 +11,15 @@ A custom type is one Python function::
 What it changes in `context` is the diff; what it returns is its result. The function runs on a
 thread of its own, so it may block; a plain `def` works as well. The built-in types are registered
 in the same way (`activities/steps`).
+
+A type whose steps act on the world beyond their files may say how that is taken back::
+
+    @step("order", keys={"item"}, undo=cancel_order)
+    def order(step, context, host): ...
+
+When a step of it is rolled back, `cancel_order(step, context, host)` is called once for each of its
+attempts, the failed and the cancelled ones too, with an `UndoHost`. It may be called again for the
+same attempt after a worker was lost, and for one that got nowhere: there it does nothing.
 """
 
 from __future__ import annotations
@@ -136,6 +145,16 @@ class Host(Protocol):
         """
 
 
+class UndoHost(Host, Protocol):
+    """What a function has that undoes one attempt of a step; `attempt` is the number of that."""
+
+    diff: list[dict[str, Any]]
+    """What the attempt wrote (operations of `perdure.core.context`), as far as it is known;
+    secrets in their places."""
+    status: str
+    """How the attempt ended: `succeeded`, `failed`, `cancelled`, `lost` or `interrupted`."""
+
+
 StepFunction = Callable[[dict[str, Any], Context, Any], Awaitable[Json] | Json]
 
 
@@ -149,19 +168,28 @@ class StepType:
     function: StepFunction
     on_loop: bool = False
     """Whether it runs on the worker's own event loop: it never blocks."""
+    undo: StepFunction | None = None
+    """Takes back what one attempt did."""
 
 
 _registered: dict[str, StepType] = {}
 
 
 def step(
-    name: str, *, keys: Iterable[str] = (), on_loop: bool = False
+    name: str,
+    *,
+    keys: Iterable[str] = (),
+    on_loop: bool = False,
+    undo: StepFunction | None = None,
 ) -> Callable[[StepFunction], StepFunction]:
     """Register a function as the step type `name`; `keys` are the document keys it takes.
 
     `on_loop` is for an `async def` that never blocks, not even for some milliseconds: it runs on
     the worker's own event loop, beside the heartbeats of all other steps, and saves the way to a
     thread and back. What it had written is not known if its worker is lost.
+
+    `undo` takes back what one attempt did; it is called on a thread of its own. What it changes in
+    its context and returns is of no account, what it raises fails it, and it is tried again.
 
     Raises PerdureError if another function holds the name already.
     """
@@ -176,7 +204,7 @@ def step(
                 f"step type {name!r} is registered twice: by {known.function.__module__} and "
                 f"{function.__module__}; rename one"
             )
-        _registered[name] = StepType(name, frozenset(keys), function, on_loop)
+        _registered[name] = StepType(name, frozenset(keys), function, on_loop, undo)
         return function
 
     return register

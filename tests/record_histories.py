@@ -264,6 +264,86 @@ async def long_lease(here: World) -> list[Handle]:
         return await chain(own, handle)
 
 
+def span(**last: Any) -> list[dict[str, Any]]:
+    """Three steps, of which the last one fails once and takes the second back with it."""
+    config = {"retry_from_step_id": "b", **last.pop("config", {})}
+    return [
+        {"id": "a"},
+        {"id": "b"},
+        {"id": "c", "play": ["fail", "ok"], "retry_config": config, **last},
+    ]
+
+
+@scenario("task/rollback_undone_and_run_again")
+async def rolled_back(here: World) -> list[Handle]:
+    handle = await here.start_task(
+        {"id": "aside", "depends_on": [], "play": ["hold"]},
+        *(
+            {**step, "depends_on": [{"task_step_id": before}] if before else []}
+            for step, before in zip(span(undo=["fail", "ok"]), (None, "a", "b"), strict=True)
+        ),
+        {"id": "sibling", "depends_on": [{"task_step_id": "b"}], "play": ["hang", "ok"]},
+    )
+    await until(lambda: here.attempts("c") == 2)
+    here.open = True
+    await ended(handle)
+    here.open = False
+    return [handle]
+
+
+@scenario("task/rollback_with_a_reset")
+async def rolled_back_clean(here: World) -> list[Handle]:
+    pool = FakePool(here.client, at_once=True)
+    async with world(here.client, pool=pool.activities) as own:
+        handle = await own.start_task(*span(), use=USE, definitions=[SHOP], environments=["shop"])
+        await ended(handle)
+    return [handle]
+
+
+@scenario("task/rollback_with_instances_exchanged")
+async def rolled_back_elsewhere(here: World) -> list[Handle]:
+    pool = FakePool(here.client, at_once=True)
+    async with world(here.client, pool=pool.activities, broken={"shop"}) as own:
+        handle = await own.start_task(*span(), use=USE, definitions=[SHOP], environments=["shop"])
+        await ended(handle)
+    return [handle]
+
+
+@scenario("task/rollback_that_undid_not_all")
+async def stuck(here: World) -> list[Handle]:
+    handle = await here.start_task(*span(undo=["give up"]))
+    await ended(handle)
+    return [handle]
+
+
+@scenario("task/rollback_cancelled")
+async def rolled_back_and_cancelled(here: World) -> list[Handle]:
+    before = len(here.undone)
+    handle = await here.start_task(*span(undo=["hold"]))
+    await until(lambda: len(here.undone) > before)
+    await handle.cancel()
+
+    async def is_cancelling() -> bool:
+        events = await handle.query("events", 0)
+        return any(event["type"] == "task.cancelling" for event in events)
+
+    await until(is_cancelling)
+    here.open = True
+    await ended(handle)
+    here.open = False
+    return [handle]
+
+
+@scenario("task/rollback_over_a_continue_as_new")
+async def long_rollback(here: World) -> list[Handle]:
+    steps = [{"id": f"s{number}"} for number in range(4)]
+    config = {"retry_from_step_id": "s0", "max_retries": 2, "delay": 0.3}
+    last = {"id": "last", "play": ["fail", "ok"], "retry_config": config}
+    handle = await here.start_task(*steps, last, options=TaskOptions(history_limit_events=20))
+    await ended(handle)
+    return await chain(here, handle)
+
+
 @scenario("limit/grant_to_a_closed_task")
 async def closed_holder(here: World) -> list[Handle]:
     task = await here.start_task({"id": "a"})

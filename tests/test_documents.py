@@ -412,11 +412,12 @@ steps:
   command: x
   limit: openai
   retry_config: {go_to_step_id: a}
+  compensate: {type: await, job: j}
 """
     (loaded,) = load([write(tmp_path / "t.yaml", text)]).checked()
     found = [(p.line, p.step, p.key) for p in unsupported(loaded)]
     assert found == [
-        (10, "c", "retry_config"),
+        (11, "c", "compensate.type"),
     ]
     assert all("cannot run" in p.message for p in unsupported(loaded))
     (plain,) = load([write(tmp_path / "p.yaml")]).checked()

@@ -9,8 +9,10 @@ from temporalio.common import RetryPolicy
 
 with workflow.unsafe.imports_passed_through():
     from perdure.core.pool_definitions import Definition
+    from perdure.core.rollback import Compensation
     from perdure.core.run import Dispatch
-    from perdure.messages import SlotRelease, SlotRequest
+    from perdure.core.undo_step import longest_pause_seconds, undo_step
+    from perdure.messages import SlotRelease, SlotRequest, StepInstance
     from perdure.names import control_queue
     from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen, SetDemand
 
@@ -169,6 +171,39 @@ def step_options(dispatch: Dispatch, queue: str | None) -> workflow.ActivityConf
     )
 
 
+HOST_IN_DOUBT = timedelta(minutes=1)
+"""How long something waits for a host that may be gone, since the instances there are."""
+
+
+def compensation_options(
+    compensation: Compensation, queue: str, *, in_doubt: bool
+) -> workflow.ActivityConfig:
+    """How one attempt of a step is undone: with limits and retries of its own.
+
+    `in_doubt`: the host may be gone for good.
+    """
+    how = undo_step(compensation.step.to_dict(), compensation.kind)
+    return workflow.ActivityConfig(
+        task_queue=queue,
+        activity_id=compensation.activity_id,
+        summary=f"undo {compensation.step.id} · attempt {compensation.attempt}"
+        f" · {compensation.kind}",
+        # The worker ends it at its own limit and says so; this only catches one that cannot.
+        start_to_close_timeout=timedelta(seconds=how.timeout_seconds) + _BACKSTOP,
+        schedule_to_start_timeout=HOST_IN_DOUBT if in_doubt else None,
+        heartbeat_timeout=timedelta(seconds=how.heartbeat_timeout_seconds),
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(seconds=max(0.001, how.retry.initial_interval)),
+            backoff_coefficient=how.retry.backoff,
+            maximum_interval=timedelta(seconds=longest_pause_seconds(how)),
+            # The worker counts the failures among them, and says which is the last.
+            maximum_attempts=how.retry.max_attempts + how.max_worker_losses,
+        ),
+        # What comes after it must not begin beside it.
+        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+    )
+
+
 def sweep_options(queue: str) -> workflow.ActivityConfig:
     """How a host is swept, on the queue of its instances."""
     return workflow.ActivityConfig(
@@ -264,6 +299,15 @@ def reset_options(definition: Definition) -> workflow.ActivityConfig:
     return _ON_HOST | workflow.ActivityConfig(
         start_to_close_timeout=timedelta(seconds=seconds) + _BACKSTOP,
         summary=f"reset {definition.name}",
+    )
+
+
+def lease_reset_options(instance: StepInstance, epoch: int, queue: str) -> workflow.ActivityConfig:
+    """How a task has an instance of its lease reset: as a pool does between two tasks."""
+    assert instance.definition is not None
+    definition = Definition.from_json(instance.definition)
+    return reset_options(definition) | workflow.ActivityConfig(
+        task_queue=queue, activity_id=f"reset {instance.environment}#{epoch}"
     )
 
 

@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.names import (
         BAD_INPUT,
         BIND_HOST,
+        DELAY_TIMER,
         FINISH_TASK,
         LEASE_GRANTED,
         LEASE_LOST,
@@ -50,6 +51,7 @@ with workflow.unsafe.imports_passed_through():
         WRITE_ON_HOST,
         step_options,
     )
+    from workflows.rollback import RollbackWork
     from workflows.shield import heed_cancel, uncancelled
     from workflows.slots import SlotWords
 
@@ -73,6 +75,7 @@ class TaskWorkflow:
         )
         self._host = ""
         self._attempts: dict[str, workflow.ActivityHandle[StepOutcome]] = {}
+        self._stopped: dict[str, workflow.ActivityHandle[StepOutcome]] = {}
         self._stirred = False
         self._alarm: asyncio.Task[None] | None = None
         self._refused: str | None = None
@@ -84,6 +87,9 @@ class TaskWorkflow:
         reminder = start.options.slot_reminder_seconds
         self._slots = SlotWords(self._run, self._stir, reminder, self._history_is_long)
         self._lease = LeaseWords(self._run, self._stir, reminder)
+        self._rollback = RollbackWork(
+            self._run, start, self._ref, lambda: self._bound_host, self._stir
+        )
         self._parting = False
         if start.state:
             self._host = start.state["host"]
@@ -117,7 +123,7 @@ class TaskWorkflow:
             self._slots.tell()
             self._lease.tell()
             await self._cancel_attempts()
-            await workflow.wait_condition(lambda: self._run.over)
+            await self._wind_down()
         for timer in (deadline, self._alarm):
             if timer:
                 timer.cancel()
@@ -198,15 +204,25 @@ class TaskWorkflow:
                     workflow.continue_as_new(self._carried_over())
             if self._run.is_parting and not self._parting:
                 await self._cancel_attempts()
+                self._rollback.doubt_host()
             self._parting = self._run.is_parting
+            await self._stop_for_rollback()
             if not handing_over:
                 if self._run.may_start:
                     await self._bind()
                 for dispatch in self._run.take_ready(workflow.time()):
                     self._begin(dispatch)
+                self._rollback.carry()
                 self._set_alarm()
                 self._slots.tell()
             self._lease.tell()
+            self._stirred = False
+            await workflow.wait_condition(lambda: self._stirred or self._run.over)
+
+    async def _wind_down(self) -> None:
+        """Wait for what runs; of a rollback, what was planned is done all the same."""
+        while not self._run.over:
+            self._rollback.carry()
             self._stirred = False
             await workflow.wait_condition(lambda: self._stirred or self._run.over)
 
@@ -270,11 +286,26 @@ class TaskWorkflow:
         for handle in self._attempts.values():
             handle.cancel()
 
+    async def _stop_for_rollback(self) -> None:
+        """Cancel, once each, the running steps that a rollback takes back."""
+        if not any(step in self._attempts for step in self._run.to_stop):
+            return
+        await workflow.wait_condition(lambda: True)  # as in `_cancel_attempts`
+        for step in self._run.to_stop:
+            handle = self._attempts.get(step)
+            if handle and handle is not self._stopped.get(step):
+                self._stopped[step] = handle
+                handle.cancel()
+
+    @property
+    def _bound_host(self) -> str | None:
+        """None: one host serves the workflow's queue."""
+        return self._host if self._start.options.multi_host and self._host else None
+
     def _queue(self) -> str | None:
         """None: the workflow's own queue, where the SDK starts activities eagerly."""
-        if not self._start.options.multi_host or not self._host:
-            return None
-        return steps_queue(workflow.info().task_queue, self._host)
+        host = self._bound_host
+        return host and steps_queue(workflow.info().task_queue, host)
 
     def _stir(self) -> None:
         self._stirred = True
@@ -319,14 +350,15 @@ class TaskWorkflow:
 
         async def ring() -> None:
             delay = timedelta(seconds=max(0.001, at - workflow.time()))
-            await workflow.sleep(delay, summary="delay before the next attempt")
+            await workflow.sleep(delay, summary=DELAY_TIMER)
             self._alarm = None
             self._stirred = True
 
         self._alarm = asyncio.create_task(ring())
 
     def _may_hand_over(self) -> bool:
-        return not (self._run.running or self._slots.under_way or self._lease.under_way)
+        words = self._slots.under_way or self._lease.under_way
+        return not (self._run.running or words or self._rollback.under_way)
 
     def _history_is_long(self) -> bool:
         info, limit = workflow.info(), self._start.options.history_limit_events

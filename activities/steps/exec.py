@@ -47,7 +47,7 @@ async def run_inside(document: dict[str, Any], context: Context, host: StepHost)
     instance = host.instances.at_hand(str(document["environment"]))
     service, command = str(document["service"]), document["command"]
     key = f"{host.run_id}/{document['id']}/"  # no id holds a slash
-    if host.attempt > 1:
+    if host.comes_again:
         await _end(instance, service, key, host)
     variables = _variables(instance, host) | {marker.MARKER: f"{key}{host.attempt}/inside"}
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
@@ -100,7 +100,11 @@ def _variables(instance: AtHand, host: StepHost) -> dict[str, str]:
     for name in _services(instance):
         inside[re.sub(r"[^A-Z0-9_]", "_", name.upper()) + "_HOST"] = name
     own = host.own_variables()
-    return {**inside, **host.step_variables(), **{name: own[name] for name in _WITHOUT_PATHS}}
+    return {
+        **inside,
+        **host.step_variables(),
+        **{name: own[name] for name in _WITHOUT_PATHS if name in own},
+    }
 
 
 _WITHOUT_PATHS = (
@@ -109,6 +113,7 @@ _WITHOUT_PATHS = (
     "PERDURE_RUN_ID",
     "PERDURE_TRIAL",
     "PERDURE_ATTEMPT",
+    "PERDURE_COMPENSATES",
 )
 
 

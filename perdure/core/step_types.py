@@ -127,7 +127,4 @@ class NotYetRun:
     """Keys of the task, when they are not empty."""
 
 
-NOT_YET_RUN = NotYetRun(
-    types=frozenset({"background", "await", "agent"}),
-    step_keys=frozenset({"retry_config", "compensate"}),
-)
+NOT_YET_RUN = NotYetRun(types=frozenset({"background", "await", "agent"}))

@@ -23,7 +23,8 @@ LATER = """\
 environments: [shop]
 steps:
   - {id: order, type: exec, environment: shop, service: api, command: ls}
-  - {id: aside, type: command, command: "true", uses: [shop], depends_on: []}
+  - {id: aside, type: command, command: "true", uses: [shop], depends_on: [],
+     compensate: {type: await, job: j}}
   - {id: agent, type: command, command: "true", uses: [], depends_on: [order]}
   - id: check
     type: verify

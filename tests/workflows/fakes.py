@@ -3,7 +3,7 @@
 A step of a test's document says what its attempts do: `{"id": "a", "type": "fake", "play": ["fail",
 "ok"]}`; the last word counts for all further attempts. With `runs` in place of `play`, a word says
 what a whole run of the trial does; with `by_trial`, what each trial does. `cost` is what an attempt
-used.
+used. `undo` says in the same way what becomes of the tries to undo it, over all its attempts.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from activities.contexts import Contexts
 from activities.limits import Slots
 from activities.results import Results
 from perdure.messages import (
+    CompensateStep,
+    CompensationOutcome,
     ContextDiffs,
     ContextRequest,
     FailureKind,
@@ -44,7 +46,9 @@ from perdure.messages import (
     WriteSuite,
 )
 from perdure.names import (
+    COMPENSATE_STEP,
     FINISH_TASK,
+    RESET_INSTANCE,
     RUN_STEP,
     WORKER_SHUTDOWN,
     WRITE_MISSING,
@@ -54,6 +58,7 @@ from perdure.names import (
     suite_workflow_id,
     task_workflow_id,
 )
+from perdure.pool_messages import InstanceCall, InstanceResult
 from perdure.sandbox import sandbox
 from worker import BEAT_THROTTLE, SHARED_WORKFLOWS, STICKY_TIMEOUT, WORKFLOWS
 
@@ -83,6 +88,13 @@ class World:
     shared: str = ""
     """Where the workflows of limits run; by default on a queue of this world's own."""
     limits: LimitOptions = field(default_factory=LimitOptions)
+    undone: list[CompensateStep] = field(default_factory=list)
+    """Every try to undo an attempt, in order."""
+    resets: list[InstanceCall] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    """Environments that cannot be reset."""
+    log: list[str] = field(default_factory=list)
+    """What happened to the world: `do a.1`, `undo a.1`, `reset shop`."""
     pool: list[Callable[..., Any]] = field(default_factory=list)
     """Activities by which tasks talk to a pool (`tests.workflows.fake_pool`)."""
 
@@ -101,6 +113,7 @@ class World:
     async def run_step(self, task: StepTask) -> StepOutcome:
         self.started.append((task.run.task_id, task.step["id"], task.attempt))
         self.steps.append(task)
+        self.log.append(f"do {task.step['id']}.{task.attempt}")
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -125,6 +138,11 @@ class World:
             **({"text": "x" * step["size"]} if "size" in step else {}),
         }
         ops = [{"op": "set", "path": ["results", step["id"]], "value": value}]
+        if word == "hold fail":
+            while not self.open:
+                activity.heartbeat(StepOutcome("failed", ops, host="here"))
+                await asyncio.sleep(0.05)
+            word = "fail"
         if word == "ok":
             return StepOutcome("succeeded", ops, host="here", usage=usage)
         if word in ("fail", "infra"):
@@ -142,7 +160,10 @@ class World:
         if word == "lose":
             activity.heartbeat(StepOutcome("failed", ops, host="here"))
             await asyncio.sleep(3600)
-        if word == "read":
+        while word == "read late" and not self.open:
+            activity.heartbeat(StepOutcome("failed", ops, host="here"))
+            await asyncio.sleep(0.05)
+        if word in ("read", "read late"):
             asked = ContextRequest(task.epoch, have=-1, want=task.version)
             handle = self.client.get_workflow_handle(task.run.workflow_id)
             answer = await handle.query("context_diffs", asked, result_type=ContextDiffs)
@@ -157,6 +178,32 @@ class World:
                 if not self.deaf:
                     return StepOutcome("cancelled", ops, host="here")
         return StepOutcome("succeeded", ops, host="here")
+
+    @activity.defn(name=COMPENSATE_STEP)
+    async def compensate_step(self, asked: CompensateStep) -> CompensationOutcome:
+        script = asked.step.get("undo", ["ok"])
+        self.undone.append(asked)
+        turn = sum(1 for before in self.undone if before.step["id"] == asked.step["id"])
+        word = script[min(turn, len(script)) - 1]
+        self.log.append(f"undo {asked.step['id']}.{asked.attempt}")
+        if word in ("fail", "give up"):
+            failure = StepFailure("cannot be undone", type="Stuck", retryable=word == "fail")
+            raise ApplicationError(
+                failure.message, failure, type="Stuck", non_retryable=word == "give up"
+            )
+        if word == "lose":
+            await asyncio.sleep(3600)
+        while word == "hold" and not self.open:
+            activity.heartbeat()
+            await asyncio.sleep(0.05)
+        return CompensationOutcome("here")
+
+    @activity.defn(name=RESET_INSTANCE)
+    async def reset_instance(self, call: InstanceCall) -> InstanceResult:
+        self.resets.append(call)
+        self.log.append(f"reset {call.environment}")
+        ok = call.environment not in self.broken
+        return InstanceResult(ok=ok, reason="" if ok else f"{call.environment}: no answer")
 
     @activity.defn(name=FINISH_TASK)
     async def finish_task(self, end: FinishTask) -> TrialSummary:
@@ -260,6 +307,8 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
                 made.slots.ask_slot,
                 made.slots.release_slot,
                 made.slots.remind_limits,
+                made.compensate_step,
+                made.reset_instance,
                 *made.pool,
             ],
         ),

@@ -1,0 +1,81 @@
+"""The compensations and resets of a task's rollbacks, as its history tells them."""
+
+from __future__ import annotations
+
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.exceptions import CancelledError
+
+from perdure.core.rollback import Compensation, ResetEnd
+from perdure.core.run import TaskRun
+from perdure.event_log import Decoder, HistoryError
+from perdure.names import COMPENSATE_STEP, RESET_INSTANCE
+from perdure.pool_messages import InstanceResult
+from perdure.undo_ends import ResetRound, reset_result, undo_failure
+
+ACTIVITIES = (COMPENSATE_STEP, RESET_INSTANCE)
+
+_FAILURES = {
+    EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED: "activity_task_failed_event_attributes",
+    EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT: "activity_task_timed_out_event_attributes",
+}
+_CANCELED = EventType.EVENT_TYPE_ACTIVITY_TASK_CANCELED
+
+
+class RollbackHistory:
+    """Those of one run of a chain, put to the run as `workflows.rollback` puts them."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._undoing: dict[int, Compensation] = {}
+        """By the id of its scheduled event, as below."""
+        self._round: ResetRound | None = None
+        self._waiting: list[str] = []
+        """Environments of the round whose events are not met yet."""
+        self._resetting: dict[int, str] = {}
+
+    def begin(self, run: TaskRun, event: HistoryEvent, now: float) -> None:
+        """Take an activity that was scheduled, one of ACTIVITIES."""
+        attributes = event.activity_task_scheduled_event_attributes
+        if attributes.activity_type.name == COMPENSATE_STEP:
+            compensation = run.take_compensation(now)
+            if compensation is None or compensation.activity_id != attributes.activity_id:
+                raise _other_version(attributes.activity_id)
+            self._undoing[event.event_id] = compensation
+            return
+        if not self._waiting:
+            self._waiting = run.take_resets(now)
+            self._round = ResetRound(self._waiting)
+        if not self._waiting:
+            raise _other_version(attributes.activity_id)
+        self._resetting[event.event_id] = self._waiting.pop(0)
+
+    async def end(self, run: TaskRun, scheduled: int, event: HistoryEvent, now: float) -> None:
+        """Take the end of an activity, if it is one of these."""
+        if compensation := self._undoing.pop(scheduled, None):
+            error = await self._error(event)
+            run.compensated(compensation, undo_failure(error) if error else None, now)
+        elif environment := self._resetting.pop(scheduled, None):
+            assert self._round
+            if error := await self._error(event):
+                result = reset_result(error)
+            else:
+                told = event.activity_task_completed_event_attributes.result
+                result = await self._decoder.value(told, InstanceResult)
+            if self._round.answer(environment, result):
+                run.were_reset(ResetEnd(failed=self._round.failures), now)
+
+    async def _error(self, event: HistoryEvent) -> BaseException | None:
+        """What the workflow sees in place of a result; None if there is one."""
+        if event.event_type == _CANCELED:
+            return CancelledError()
+        if name := _FAILURES.get(event.event_type):
+            return await self._decoder.error(getattr(event, name).failure)
+        return None
+
+
+def _other_version(activity_id: str) -> HistoryError:
+    return HistoryError(
+        "the history was written by another version of perdure: it starts "
+        f"{activity_id!r} where this one would not"
+    )

@@ -1,0 +1,277 @@
+"""Rollbacks through a real server, a real worker and real processes, workers killed among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+
+from activities.secrets import WorkerEnvironment
+from perdure.history import record_of
+from perdure.steps import step
+from tests.cli.support import CommandLine, command_line
+from tests.kit import Bench, bench
+from tests.waiting import until
+from worker import WorkerOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+CANARY = "s3cr3t-CANARY-u5"
+
+
+@step("kit-hand-out")
+def hand_out(step: dict[str, Any], context: Any, host: Any) -> None:
+    context.metadata["remote_tokens"] = {"shop": CANARY}
+
+
+@pytest.fixture
+async def here(temporal: WorkflowEnvironment, tmp_path: Path) -> AsyncIterator[Bench]:
+    variables = {"PATH": os.environ["PATH"]}
+    async with bench(temporal.client, tmp_path, environment=WorkerEnvironment(variables)) as made:
+        yield made
+
+
+def shell(id: str, command: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "type": "command", "command": command, **more}
+
+
+async def test_files_and_side_effects_of_the_span_are_gone_before_it_runs_again(
+    here: Bench, tmp_path: Path
+) -> None:
+    world = tmp_path / "orders"
+    world.mkdir()
+    handle = await here.start(
+        shell(
+            "order",
+            f"test ! -e out; mkdir -p out; echo 7 >out/report; touch {world}/<order>",
+            creates=["out"],
+            compensate={"type": "command", "command": f"rm {world}/<order>; echo gone"},
+        ),
+        shell(
+            "agent",
+            "test -e twice || { touch twice half; exit 3; }; test ! -e half",
+            creates=["half"],
+            retry_config={"retry_from_step_id": "order"},
+        ),
+        seed={"order": "o-1"},
+    )
+    assert (await handle.result()).status == "succeeded"
+    record = here.record(handle)
+    kinds = [(c["step_id"], c["kind"]) for c in record["rollbacks"][0]["compensations"]]
+    assert kinds == [("agent", "creates"), ("order", "declared"), ("order", "creates")]
+    assert [path.name for path in world.iterdir()] == ["o-1"]
+    assert (here.work_of(handle) / "out" / "report").exists()
+    assert record["compensation_failures"] == []
+    told = here.results_of(handle) / "undo" / "order.1.declared" / "stdout.log"
+    assert told.read_text() == "gone\n"
+
+
+async def test_what_undoes_has_the_runs_secrets_and_tells_none(here: Bench) -> None:
+    """T30, T42"""
+    look = "import json, os; print(json.load(open(os.environ['PERDURE_CONTEXT']))['metadata'])"
+    undo = [sys.executable, "-c", f"{look}; open('seen', 'a').write(open(os.environ"
+            "['PERDURE_CONTEXT']).read()); raise SystemExit(1)"]  # fmt: skip
+    handle = await here.start(
+        {
+            "id": "a",
+            "type": "kit-hand-out",
+            "compensate": {"type": "command", "command": undo, "retry": {"max_attempts": 1}},
+        },
+        shell("b", "exit 1", retry_config={"retry_from_step_id": "a"}),
+    )
+    with pytest.raises(Exception, match="Workflow execution failed"):
+        await handle.result()
+    record = here.record(handle)
+    assert CANARY in (here.work_of(handle) / "seen").read_text()
+    history = await handle.fetch_history()
+    kept = "".join(p.read_text("utf-8", "replace") for p in files_of(here.options.results))
+    left = "".join(
+        p.read_text("utf-8", "replace") for p in files_of(here.options.runs) if p.name != "seen"
+    )
+    for text in (history.to_json(), json.dumps(record), kept, left):
+        assert CANARY not in text
+    (failed,) = record["compensation_failures"]
+    assert failed["error_type"] == "ExitCode"
+    assert record["failure"]["step"] == "b"
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+# --- Killed workers ---------------------------------------------------------------------------
+
+
+class Mortal:
+    """Workers of one queue, one after another, each killed at a moment of the test's choice."""
+
+    def __init__(self, client: Client, folder: Path) -> None:
+        self.queue = f"q-{uuid.uuid4().hex[:8]}"
+        self._client = client
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bench(self) -> Bench:
+        folder = self._folder
+        options = WorkerOptions(self.queue, "here", folder / "runs", folder / "results")
+        return Bench(self._client, options)
+
+    def start(self) -> None:
+        address = self._client.service_client.config.target_host
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rollback_worker", address, self.queue, str(self._folder)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+        )
+
+    def kill(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def kill_and_start(self) -> None:
+        self.kill()
+        self.start()
+
+
+@pytest.fixture
+def mortal(temporal: WorkflowEnvironment, tmp_path: Path) -> Iterator[Mortal]:
+    made = Mortal(temporal.client, tmp_path)
+    made.start()
+    yield made
+    made.kill()
+
+
+def log(word: str) -> str:
+    return f'echo "{word}" >>log'
+
+
+def held(word: str) -> dict[str, Any]:
+    """What undoes a step, and waits for a word of the test's."""
+    command = f"{log(f'undo {word}')}; until [ -e go-{word} ]; do sleep 0.05; done; " + log(
+        f"undone {word}"
+    )
+    return {"type": "command", "command": command, "heartbeat_timeout": 1}
+
+
+async def test_a_rollback_goes_on_wherever_its_worker_is_killed(mortal: Mortal) -> None:
+    here = mortal.bench
+    quick = {"heartbeat_timeout": 1}
+    stubborn = (
+        f"trap '{log('told to stop')}; sleep 60' TERM; touch here; {log('do b')}; "
+        "test -e again && exit 0; sleep 60 & wait"
+    )
+    handle = await here.start(
+        shell("a", log("do a"), compensate=held("a"), **quick),
+        shell("b", stubborn, depends_on=["a"], compensate=held("b"), **quick),
+        shell(
+            "c",
+            f"{log('do c')}; test -e again && exit 0; until [ -e here ]; do sleep 0.05; done; "
+            "exit 1",
+            depends_on=["a"],
+            retry_config={"retry_from_step_id": "a", "delay": 1.5},
+            **quick,
+        ),
+        shell("d", log("do d"), **quick),
+    )
+    work = here.work_of(handle)
+
+    def lines() -> list[str]:
+        return (work / "log").read_text().splitlines() if (work / "log").exists() else []
+
+    await until(lambda: "told to stop" in lines(), "the sibling is being stopped")
+    mortal.kill_and_start()
+    await until(lambda: "undo b" in lines(), "the first compensation")
+    mortal.kill_and_start()
+    await until(lambda: lines().count("undo b") == 2, "it is made again")
+    (work / "go-b").touch()
+    await until(lambda: "undo a" in lines(), "the second compensation")
+    mortal.kill_and_start()
+    await until(lambda: lines().count("undo a") == 2, "it is made again")
+    (work / "again").touch()
+    (work / "go-a").touch()
+
+    async def is_taken_back() -> bool:
+        return bool((await record_of(here.client, handle.id))["attempt_epoch"] == 1)
+
+    await until(is_taken_back, "the delay before the span runs again")
+    mortal.kill_and_start()
+    assert (await handle.result()).status == "succeeded"
+
+    done = lines()
+    assert [line for line in done if line.startswith("undone")] == ["undone b", "undone a"]
+    assert done.count("do d") == 1
+    assert done.index("undone a") < done.index("do a", 1)
+    assert sorted(done[done.index("undone a") + 1 :]) == ["do a", "do b", "do c", "do d"]
+    assert here.record(handle) == await record_of(here.client, handle.id)
+
+
+# --- With an environment ----------------------------------------------------------------------
+
+ENV = """\
+environments:
+  todo:
+    process:
+      command: [python3, server.py, todo, "${TODO_PORT}"]
+      ready: {http: "http://127.0.0.1:${TODO_PORT}/items", timeout: 60}
+    ports: {TODO_PORT: {default: 18940}}
+    reset_endpoints: {all: {url: "http://127.0.0.1:${TODO_PORT}/reset", method: POST}}
+memory: {required_gb: 0.1, reserve_gb: 0.1}
+"""
+
+TASK = """\
+id: order
+environments: [todo]
+steps:
+- id: place
+  type: http
+  environment: todo
+  port: TODO_PORT
+  path: /items
+  method: POST
+  json: {text: parcel}
+  expect: {status: 200, json: {items: ["buy milk", "call Ada", "parcel"]}}
+  compensate: {type: http, environment: todo, port: TODO_PORT, method: DELETE, path: /items/parcel}
+- id: agent
+  type: command
+  command: test -e once || { touch once; exit 4; }
+  retry_config: {retry_from_step_id: place}
+- {id: check, type: http, environment: todo, port: TODO_PORT, path: /items,
+   expect: {status: 200, json: {items: ["buy milk", "call Ada", "parcel"]}}}
+"""
+
+
+@contextmanager
+def commands(folder: Path) -> Iterator[CommandLine]:
+    with command_line(folder) as perdure:
+        server = ROOT / "examples" / "environments" / "server.py"
+        perdure.write("server.py", server.read_text())
+        perdure.write("env.yaml", ENV)
+        perdure.write("order.yaml", TASK)
+        yield perdure
+
+
+def test_perdure_run_takes_an_order_back_and_tells_it(tmp_path: Path) -> None:
+    with commands(tmp_path) as perdure:
+        checked = perdure("validate", "order.yaml", "--env-config", "env.yaml")
+        assert "place" in checked.stdout
+        done = perdure("run", "order.yaml", "--env-config", "env.yaml", "--suite", "s", "--json")
+        assert done.returncode == 0, done.stderr + done.stdout
+        shown = perdure("show", "s/order", "--json")
+        record = json.loads(shown.stdout)
+    (rollback,) = record["rollbacks"]
+    assert rollback["environments"] == ["todo"]
+    assert rollback["span"] == ["place", "agent"]
+    assert [c["kind"] for c in rollback["compensations"]] == ["declared"]
+    assert record["status"] == "succeeded"

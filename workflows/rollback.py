@@ -1,0 +1,173 @@
+"""What a run's rollbacks do to the world: compensations one after another, then resets.
+
+`perdure.core.run_rollback` says what is due and when; this carries it, on a queue of the host where
+no step is in the way, and tells the run how it ended. Nothing of it is cancelled with the task:
+what was planned is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from perdure.core.rollback import Compensation, ResetEnd
+    from perdure.core.run import TaskRun
+    from perdure.messages import (
+        CompensateStep,
+        CompensationOutcome,
+        RunRef,
+        StepInstance,
+        TaskInput,
+    )
+    from perdure.names import COMPENSATE_STEP, RESET_INSTANCE, undo_queue
+    from perdure.pool_messages import InstanceCall, InstanceResult
+    from perdure.undo_ends import ResetRound, reset_result, undo_failure
+    from workflows.options import (
+        CONTEXT_INLINE_BYTES,
+        compensation_options,
+        lease_reset_options,
+    )
+
+
+class RollbackWork:
+    """The work of one run's rollbacks."""
+
+    def __init__(
+        self,
+        run: TaskRun,
+        start: TaskInput,
+        ref: RunRef,
+        host: Callable[[], str | None],
+        stir: Callable[[], None],
+    ) -> None:
+        """`host`: to which the task is bound, None where one serves its queue. `stir` is called
+        when something has ended."""
+        self._run = run
+        self._start = start
+        self._ref = ref
+        self._host = host
+        self._stir = stir
+        self._handles: list[workflow.ActivityHandle[Any]] = []
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something goes on whose end the run has not heard of."""
+        return bool(self._handles)
+
+    def carry(self) -> None:
+        """Begin what is due."""
+        # Kept alive by the activities that they await.
+        if compensation := self._run.take_compensation(workflow.time()):
+            undoing = workflow.start_activity(
+                COMPENSATE_STEP,
+                self._asked(compensation),
+                result_type=CompensationOutcome,
+                **compensation_options(
+                    compensation, self._queue, in_doubt=self._run.is_parting and self._is_bound
+                ),
+            )
+            self._handles.append(undoing)
+            asyncio.create_task(self._await_undone(compensation, undoing))  # noqa: RUF006
+        if environments := self._run.take_resets(workflow.time()):
+            instances = {i.environment: i for i in self._run.instances}
+            round = ResetRound(environments)
+            for name in environments:
+                resetting = self._start_reset(instances[name])
+                self._handles.append(resetting)
+                asyncio.create_task(self._await_reset(round, name, resetting))  # noqa: RUF006
+
+    def doubt_host(self) -> None:
+        """The instances are gone, and perhaps their host: what waits for it is given up.
+
+        What is at work there is heard all the same: it takes no notice of a cancel.
+        """
+        if self._is_bound:
+            for handle in self._handles:
+                handle.cancel()
+
+    @property
+    def _is_bound(self) -> bool:
+        return self._host() is not None
+
+    @property
+    def _queue(self) -> str:
+        return undo_queue(workflow.info().task_queue, self._host())
+
+    # --- Compensations ----------------------------------------------------------------------
+
+    def _asked(self, compensation: Compensation) -> CompensateStep:
+        run = self._run
+        inline = run.context_bytes <= CONTEXT_INLINE_BYTES
+        return CompensateStep(
+            run=self._ref,
+            step=compensation.step.to_dict(),
+            number=compensation.number,
+            kind=compensation.kind,
+            attempt=compensation.attempt,
+            epoch=compensation.epoch,
+            status=compensation.status,
+            diff=compensation.diff,
+            is_written=compensation.is_written,
+            creates=compensation.creates,
+            context_epoch=run.epoch,
+            version=run.version,
+            context=run.context if inline else None,
+            redact=list(run.task.redact),
+            environments=list(run.task.environments),
+            folder=self._start.folder,
+            suite_workflow_id=self._start.suite_workflow_id,
+            instances=run.instances,
+            restarts=run.restarts,
+        )
+
+    async def _await_undone(
+        self, compensation: Compensation, undoing: workflow.ActivityHandle[CompensationOutcome]
+    ) -> None:
+        failure = None
+        try:
+            await undoing
+        except ActivityError as error:
+            failure = undo_failure(error.cause)
+        self._run.compensated(compensation, failure, workflow.time())
+        self._handles.remove(undoing)
+        self._stir()
+
+    # --- Resets -----------------------------------------------------------------------------
+
+    def _start_reset(self, instance: StepInstance) -> workflow.ActivityHandle[InstanceResult]:
+        assert instance.definition is not None
+        call = InstanceCall(
+            pool=instance.pool,
+            pool_uuid=instance.pool_uuid,
+            number=instance.number,
+            environment=instance.environment,
+            project=instance.project,
+            definition=instance.definition,
+            ports=instance.ports,
+        )
+        return workflow.start_activity(
+            RESET_INSTANCE,
+            call,
+            result_type=InstanceResult,
+            **lease_reset_options(instance, self._run.epoch, self._queue),
+        )
+
+    async def _await_reset(
+        self,
+        round: ResetRound,
+        environment: str,
+        resetting: workflow.ActivityHandle[InstanceResult],
+    ) -> None:
+        try:
+            result = await resetting
+        except ActivityError as error:
+            result = reset_result(error.cause)
+        if round.answer(environment, result):
+            self._run.were_reset(ResetEnd(failed=round.failures), workflow.time())
+        self._handles.remove(resetting)
+        self._stir()
