@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perdure.core.pool_decisions import GrantedInstance
@@ -86,6 +86,16 @@ class Undo:
     ended_at: float | None = None
     failure: StepFailure | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Its part of the record; also its form over a continue-as-new."""
+        return {**vars(self), "failure": dict(vars(self.failure)) if self.failure else None}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Undo:
+        """The inverse of `to_dict`."""
+        failure = document["failure"]
+        return cls(**{**document, "failure": StepFailure(**failure) if failure else None})
+
 
 @dataclass
 class Rollback:
@@ -104,6 +114,8 @@ class Rollback:
     """The steps whose attempts it cut off."""
     undos: list[Undo] = field(default_factory=list)
     phase: Phase = "stopping"
+    is_failed: bool = False
+    """True: something could not be undone, and no loss of the instances excuses it."""
     resets_taken: bool = False
     exchanges: bool = False
     """True: an environment could not be reset, and all of them are given back for others."""
@@ -133,10 +145,6 @@ class Rollback:
             return not self.is_undone
         return self.phase == "resetting" and self.resets_taken
 
-    @property
-    def failed_undos(self) -> list[Undo]:
-        return [undo for undo in self.undos if undo.failure]
-
     def undo(self, number: int) -> Undo | None:
         """The compensation of that number."""
         return next((undo for undo in self.undos if undo.number == number), None)
@@ -153,12 +161,21 @@ class Rollback:
             "failed": self.failed,
             "span": self.span,
             "cancelled": self.cancelled,
-            "compensations": [asdict(undo) for undo in self.undos],
+            "compensations": [undo.to_dict() for undo in self.undos],
             "environments": self.environments,
             "started_at": self.started_at,
             "ended_at": self.ended_at,
             "abandoned": self.abandoned,
         }
+
+    def to_state(self) -> dict[str, Any]:
+        """Its form over a continue-as-new."""
+        return {**vars(self), "undos": [undo.to_dict() for undo in self.undos]}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Rollback:
+        """The inverse of `to_state`."""
+        return cls(**{**state, "undos": [Undo.from_dict(undo) for undo in state["undos"]]})
 
 
 class Rollbacks:
@@ -214,8 +231,8 @@ class Rollbacks:
         if not self.all:
             return None
         return {
-            "ended": [asdict(rollback) for rollback in self.ended],
-            "current": asdict(self.current) if self.current else None,
+            "ended": [rollback.to_state() for rollback in self.ended],
+            "current": self.current.to_state() if self.current else None,
             "next": self.next,
         }
 
@@ -223,14 +240,6 @@ class Rollbacks:
         """The inverse of `to_state`."""
         if state is None:
             return
-        self.ended = [_rollback_of(known) for known in state["ended"]]
-        self.current = _rollback_of(state["current"]) if state["current"] else None
+        self.ended = [Rollback.from_state(known) for known in state["ended"]]
+        self.current = Rollback.from_state(state["current"]) if state["current"] else None
         self.next = list(state["next"])
-
-
-def _rollback_of(state: dict[str, Any]) -> Rollback:
-    undos = [
-        Undo(**{**undo, "failure": StepFailure(**undo["failure"]) if undo["failure"] else None})
-        for undo in state["undos"]
-    ]
-    return Rollback(**{**state, "undos": undos})

@@ -211,7 +211,9 @@ class TaskRun(RollbackRun):
     def withdraw(self, now: float) -> bool:
         """End the run if it has not begun: its suite needs it no more. False if it goes on."""
         lease = self._lease
-        if lease is None or self.halted or lease.state != "waiting" or self.attempts:
+        if lease is None or self.halted or lease.state != "waiting":
+            return False
+        if lease.losses or self.attempts:
             return False
         self.withdrawn = True
         self.cancel(WITHDRAWN, now)

@@ -15,22 +15,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.core.context import apply
-from perdure.core.journal import SCHEDULER, Entry
-from perdure.core.record import Attempt, AttemptStatus, utc_iso
-from perdure.core.rollback import Compensation, ResetEnd, Rollback, Undo, kinds_of
-from perdure.core.rollback_marks import retried, retry_resets, rolled_back_sandboxes
-from perdure.core.run_leased import LeasedRun
+from perdure.core.journal import Entry
+from perdure.core.record import Attempt, AttemptStatus
+from perdure.core.rollback import Compensation, ResetEnd, Rollback, Undo
+from perdure.core.run_span import SpanRun
 from perdure.core.run_state import RunFailure
-from perdure.core.spans import ordered, reach, used_environments, widened
-from perdure.core.task import RetryConfig, Step
+from perdure.core.task import Step
 from perdure.messages import StepFailure, StepOutcome
 
-_ENDS = ("completed", "failed", "lost", "interrupted", "cancelled")
-_ATTEMPT_ENDS = frozenset(f"step.{end}" for end in _ENDS)
 
-
-class RollbackRun(LeasedRun):
+class RollbackRun(SpanRun):
     """A run as it deals with failures that take steps back."""
 
     # --- What the workflow does about it ----------------------------------------------------
@@ -72,7 +66,8 @@ class RollbackRun(LeasedRun):
             told = {"error": failure.message, "error_type": failure.type}
             self._note_undo("failed", undo, now, **told)
             self._spoil(done.step, undo, failure)
-        if current.is_undone and current.failed_undos and not (self.halted or self.is_parting):
+            current.is_failed |= not self.is_parting
+        if current.is_undone and current.is_failed and not self.halted:
             self._fail_with_the_cause(current)
         if self.halted or self.is_parting:
             self._leave_queues(now)
@@ -243,135 +238,16 @@ class RollbackRun(LeasedRun):
         self._note("rollback.widened", now, steps=current.span, cause=failed)
         self._hold_back(current, now)
 
-    def _answer(self, current: Rollback, failed: list[str]) -> None:
-        current.failed += failed
-        started = self._started
-        span, reset = reach(self.task, self._graph, self._configs(current), started)
-        current.span = list(span)
-        # Of environments that no lease holds there is nothing to be reset.
-        held = self._lease.environments if self._lease else []
-        current.environments = [name for name in reset if name in held]
-
-    def _hold_back(self, current: Rollback, now: float) -> None:
-        """Let no step of the span, nor who depends on it, wait for its next attempt."""
-        inside = set(self._graph.span(*current.span)) - self._running.keys()
-        for step_id in self._waiting:
-            if step_id in inside:
-                self._steps[step_id].not_before = None
-        self._waiting = [s for s in self._waiting if s not in inside]
-        if self._slots:
-            for step_id in [*self._slots.waiting, *self._slots.granted]:
-                if step_id in inside:
-                    self._leave_queue(self._slots, step_id, now)
-            self._set_clock(now)
-
-    @property
-    def _started(self) -> set[str]:
-        """The steps of which anything can be taken back."""
-        return {step_id for step_id, record in self._steps.items() if record.living}
-
-    def _configs(self, current: Rollback) -> list[RetryConfig]:
-        steps = (self._step(step_id) for step_id in current.failed)
-        return [step.retry_config for step in steps if step.retry_config]
-
-    def _step(self, step_id: str) -> Step:
-        return self.task.steps[self._graph.index(step_id)]
-
-    # --- Inside: the world ------------------------------------------------------------------
-
-    def _plan(self, current: Rollback) -> None:
-        """Line up the compensations that are not planned yet, what ended last first."""
-        order = {
-            (event["step"], event["attempt"]): event["seq"]
-            for event in self.events
-            if event["type"] in _ATTEMPT_ENDS
-        }
-        known = {(undo.step_id, undo.attempt) for undo in current.undos}
-        attempts = [
-            (order[step_id, attempt.number], step_id, attempt)
-            for step_id in current.span
-            for attempt in self._steps[step_id].living
-            if (step_id, attempt.number) not in known
-        ]
-        number = self._rollbacks.undos
-        for _, step_id, attempt in sorted(attempts, key=lambda known: -known[0]):
-            for kind in kinds_of(self._step(step_id)):
-                number += 1
-                undo = Undo(number, step_id, attempt.number, attempt.epoch, kind)
-                current.undos.append(undo)
-
-    def _compensation(self, undo: Undo) -> Compensation:
-        step = self._step(undo.step_id)
-        attempt = self._steps[step.id].attempts[undo.attempt - 1]
-        entry = self._context.entry(step.id)
-        is_written = entry is not None and entry.attempt == attempt.number
-        diff = entry.ops if entry and is_written else attempt.diff
-        written = apply({}, (op for op in diff if op["path"][:2] == ["results", step.id]))
-        return Compensation(
-            step=step,
-            attempt=undo.attempt,
-            epoch=undo.epoch,
-            kind=undo.kind,
-            status=attempt.status,
-            diff=diff,
-            result=written.get("results", {}).get(step.id),
-            creates=list(step.creates),
-            number=undo.number,
-            is_written=is_written,
-        )
-
-    def _spoil(self, step: Step, undo: Undo, failure: StepFailure) -> None:
-        """What could not be undone is in the step's environments: nobody is to get them."""
-        if self._lease is None:
-            return
-        names = [*used_environments(self.task, step)]
-        if undo.kind == "declared":
-            names.append(step.body["compensate"].get("environment"))
-        why = f"what step {step.id!r} did there was not undone: {failure.message}"
-        self._lease.spoil({name: why for name in names if name})
-
-    def _fail_with_the_cause(self, current: Rollback) -> None:
-        """End the run with the failure that the rollback was to answer."""
-        step_id = current.failed[0]
-        failure = self._steps[step_id].attempts[-1].failure or StepFailure("the step failed")
-        self.failure = RunFailure(step_id, failure.message, failure.type, failure.kind)
-
     def _exchange_lease(self, current: Rollback, now: float) -> None:
         """Widen the rollback to whoever used one of the instances, which all go."""
-        assert self._lease is not None
-        names = self._lease.environments
-        inside, _ = widened(self.task, self._graph, set(current.span), self._started, names)
         failed, self._rollbacks.next = self._rollbacks.next, []
-        if failed:
-            current.failed += failed
-            span, _ = reach(self.task, self._graph, self._configs(current), self._started)
-            inside |= set(span)
-            inside, _ = widened(self.task, self._graph, inside, self._started, names)
-        current.exchanges = True
-        current.environments = names
-        current.span = list(ordered(self._graph.ids, inside))
-        current.phase = "stopping"
-        self._note("rollback.widened", now, steps=current.span, cause=failed)
-        self._hold_back(current, now)
+        current.exchanges, current.phase = True, "stopping"
+        self._join(current, failed, now)
 
     # --- Inside: the end --------------------------------------------------------------------
 
     def _finish_rollback(self, current: Rollback, now: float) -> None:
-        """The context, the marks and the epoch change at once (T34)."""
-        span, inside = set(current.span), self._graph.span(*current.span)
-        marks = self._marks(current, now)
-        if self._running:
-            self._past[self.epoch] = self._context
-        self.epoch += 1
-        self.rev += 1
-        self._context = self._context.without(span, marks)
-        self._completed = [s for s in self._completed if s not in span]
-        delay = max((c.delay for c in self._configs(current)), default=0.0)
-        for step_id in inside:
-            record = self._steps[step_id]
-            record.start_over(done=False, epoch=self.epoch)
-            record.not_before = now + delay if delay and step_id in span else None
-        self._frontier.reopen(inside)
+        self._take_back(current, now)
         current.end(now, epoch=self.epoch)
         self._rollbacks.ended.append(current)
         self._rollbacks.current = None
@@ -382,33 +258,11 @@ class RollbackRun(LeasedRun):
             self._note_request(now)
         self._set_clock(now)
 
-    def _marks(self, current: Rollback, now: float) -> list[Entry]:
-        span = set(current.span)
-        lost = rolled_back_sandboxes(
-            self.context,
-            [
-                attempt.diff
-                for step_id in current.span
-                for attempt in self._steps[step_id].living
-                if attempt.status != "succeeded"
-            ],
-            self._context.without(span).value,
-        )
-        resumed = self._graph.span(*(c.retry_from_step_id for c in self._configs(current)))
-        replayed = ordered(self._graph.ids[: self.end_step], span.union(resumed))
-        resets = [
-            {
-                "attempt": self._steps[step_id].rollbacks + 1,
-                "step_id": step_id,
-                "retry_from_step_id": config.retry_from_step_id,
-                "replayed": list(replayed),
-                "at_utc": utc_iso(now),
-                "rolled_back_sandboxes": lost,
-            }
-            for step_id, config in zip(current.failed, self._configs(current), strict=True)
-        ]
-        ops = [*retried(self._context.base, span), *retry_resets(resets)]
-        return [Entry(SCHEDULER, current.number, self.epoch + 1, "succeeded", ops)]
+    def _fail_with_the_cause(self, current: Rollback) -> None:
+        """End the run with the failure that the rollback was to answer."""
+        step_id = current.failed[0]
+        failure = self._steps[step_id].attempts[-1].failure or StepFailure("the step failed")
+        self.failure = RunFailure(step_id, failure.message, failure.type, failure.kind)
 
     def _abandon(self, now: float) -> None:
         """Bring the rollbacks to no end; the run halts, or begins anew with other instances."""
@@ -421,13 +275,15 @@ class RollbackRun(LeasedRun):
         self._rollbacks.current, self._rollbacks.next = None, []
         if not self.halted:
             return
-        for step_id in dict.fromkeys(left):  # T57: what they had half written stays visible
-            record = self._steps[step_id]
-            if record.status in ("failed", "cancelled") and step_id not in self._completed:
-                last = record.attempts[-1]
-                self._context.write(
-                    Entry(step_id, last.number, last.epoch, record.status, last.diff)
-                )
+        for step_id in dict.fromkeys(left):
+            self._keep_visible(step_id)
+
+    def _keep_visible(self, step_id: str) -> None:
+        """What a step had half written stays in the context of a run that ends (T57)."""
+        record, known = self._steps[step_id], self._context.entry(step_id)
+        if record.status in ("failed", "cancelled") and known is None:
+            last = record.attempts[-1]
+            self._context.write(Entry(step_id, last.number, last.epoch, record.status, last.diff))
 
     @property
     def _why_it_ends(self) -> str:

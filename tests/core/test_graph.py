@@ -104,6 +104,17 @@ def test_every_step_is_handed_out_once_and_after_its_dependencies(steps: list[St
         assert all(order.index(p) < order.index(step.id) for p in naive_parents(steps, step))
 
 
+@settings(deadline=None)
+@given(dags(), st.data())
+def test_the_span_of_several_steps_is_the_union_of_theirs(
+    steps: list[Step], data: st.DataObject
+) -> None:
+    graph = Graph.of(steps)
+    chosen = data.draw(st.lists(st.sampled_from(graph.ids)))
+    union = {id for resume_id in chosen for id in graph.span(resume_id)}
+    assert graph.span(*chosen) == [id for id in graph.ids if id in union]
+
+
 def test_a_step_that_finished_without_being_handed_out_is_not_handed_out() -> None:
     frontier = Frontier(Graph.of([Step("a", "x"), Step("b", "x")]))
     frontier.finish("a")

@@ -128,6 +128,36 @@ def test_the_scheduler_s_marks_come_right_after_the_seed_and_are_never_taken_bac
     assert undone.completed == []
 
 
+def test_new_marks_are_the_last_of_those_right_after_the_seed() -> None:
+    def told(place: str, value: Any) -> list[dict[str, Any]]:
+        return [{"op": "set", "path": ["metadata", place], "value": value}]
+
+    journal = Journal(new_context())
+    journal.record(Entry("a", 1, 0, "succeeded", told("m", "of a")))
+    journal.record(Entry("b", 1, 0, "succeeded", told("n", "of b")))
+    journal.record(Entry(SCHEDULER, 1, 0, "succeeded", told("o", "old mark")))
+    marks = [Entry(SCHEDULER, 1, 1, "succeeded", [*told("n", "new"), *told("o", "new mark")])]
+    again = journal.replay({"a"}, marks)
+    assert again.context["metadata"] == {"n": "of b", "o": "new mark"}
+    assert [e.epoch for e in again.entries] == [0, 1, 0]
+    assert again.version == 3
+    assert again.base()["metadata"] == {"n": "new", "o": "new mark"}
+    assert journal.context["metadata"]["m"] == "of a"
+
+
+def test_a_replayed_journal_goes_on_as_one_that_was_recorded() -> None:
+    journal = Journal(new_context())
+    for step_id in "abc":
+        after = copy.deepcopy(journal.context)
+        after["results"][step_id] = step_id
+        journal.record(entry(step_id, journal.context, after))
+    again = Journal.from_dict(json.loads(json.dumps(journal.replay({"b"}).to_dict())))
+    again.record(entry("b", again.context, {**again.context, "agent_model": "m"}))
+    assert again.context["results"] == {"a": "a", "c": "c"}
+    assert again.context["agent_model"] == "m"
+    assert same(caught_up(again, -1, again.seed), again.context)
+
+
 def test_a_context_handed_out_is_not_changed_by_later_records() -> None:
     journal = Journal(new_context())
     held = journal.context

@@ -152,6 +152,48 @@ def test_instances_that_cannot_be_reset_are_given_back_for_others_with_all_who_u
     assert driver.run.context["results"] == {"aside": 1}
 
 
+def test_who_failed_meanwhile_is_taken_back_with_all_who_used_the_instances() -> None:
+    driver = leased(
+        step("buy", uses=["shop"], **back_to("buy")),
+        step("first", uses=[], **UNDO),
+        step("fails", "first", uses=[], **back_to("first")),
+    )
+    driver.go()
+    driver.end("first")
+    driver.go()
+    driver.fail("buy")
+    assert driver.run.take_resets(driver.now) == ["shop"]
+    driver.fail("fails")
+    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
+    assert driver.undo() == ["first#0.1 declared"]
+    assert driver.go() == []
+    (rollback,) = driver.run.record()["rollbacks"]
+    assert rollback["failed"] == ["buy", "fails"]
+    assert rollback["span"] == ["buy", "first", "fails"]
+
+
+def test_who_fails_while_the_instances_are_exchanged_joins_in() -> None:
+    driver = leased(
+        step("buy", uses=["shop"], **back_to("buy")),
+        step("post", uses=["mail"]),
+        step("first", uses=[]),
+        step("fails", "first", uses=[], **back_to("first")),
+    )
+    driver.go()
+    driver.end("first")
+    driver.go()
+    driver.fail("buy")
+    assert driver.run.take_resets(driver.now) == ["shop"]
+    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
+    driver.fail("fails")
+    assert driver.stop() == ["post"]
+    assert driver.go() == []
+    (rollback,) = driver.run.record()["rollbacks"]
+    assert rollback["span"] == ["buy", "post", "first", "fails"]
+    assert rollback["environments"] == ["shop", "mail"]
+    assert driver.run.epoch == 1
+
+
 def test_a_pool_that_has_no_others_ends_the_task() -> None:
     driver = users()
     driver.fail("check")

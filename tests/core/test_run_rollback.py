@@ -378,6 +378,25 @@ def test_td15_the_span_waits_for_the_delay_and_others_do_not() -> None:
     assert driver.go() == ["a"]
 
 
+def test_who_waits_for_the_delay_of_one_rollback_waits_on_after_the_next() -> None:
+    driver = drive(
+        step("x"), step("b", "x", **back_to("b", delay=30)), step("y", "x", **back_to("x"))
+    )
+    driver.go()
+    driver.end("x")
+    driver.go()
+    driver.fail("b")
+    assert driver.go() == []
+    due = driver.now + 30
+    driver.fail("y")
+    assert driver.go() == ["x"]
+    driver.end("x")
+    assert driver.go() == ["y"]
+    assert driver.run.wake_at() == due
+    driver.now = due
+    assert driver.go() == ["b"]
+
+
 # --- Fatal failures, cancels, limits -------------------------------------------------------------
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.core.spans import spans, used_environments
-from perdure.core.task import Task, parse_task
+from perdure.core.graph import Graph
+from perdure.core.spans import reach, spans, used_environments
+from perdure.core.task import RetryConfig, Task, parse_task
 
 
 def task(*steps: dict[str, Any], environments: list[str] | None = None) -> Task:
@@ -75,6 +76,23 @@ def test_environments_that_are_kept_widen_nothing() -> None:
         )
     )
     assert [(s.steps, s.environments) for s in found] == [(("b", "c"), ())]
+
+
+def test_several_failures_reach_the_union_of_their_spans_among_the_started_steps() -> None:
+    shop = task(
+        {"id": "a", "uses": ["shop"], "depends_on": []},
+        {"id": "b", "uses": ["shop"], "depends_on": []},
+        {"id": "c", "uses": ["mail"], "depends_on": []},
+        {"id": "d", "uses": ["mail"], "depends_on": []},
+        {"id": "unborn", "uses": ["shop"], "depends_on": ["a"]},
+        environments=["shop", "mail"],
+    )
+    resetting, keeping = RetryConfig("a"), RetryConfig("c", environments="keep")
+    graph, started = Graph.of(shop.steps), set("abcd")
+    found = reach(shop, graph, [resetting, keeping], started)
+    assert found == (("a", "b", "c"), ("shop",)), "who keeps its environments draws nobody in"
+    assert reach(shop, graph, [keeping], started) == (("c",), ())
+    assert reach(shop, graph, [resetting], {"a"}) == (("a",), ("shop",))
 
 
 def test_what_a_step_uses_follows_from_its_type_unless_it_says_so() -> None:

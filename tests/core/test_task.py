@@ -347,6 +347,29 @@ def test_max_retries_is_a_whole_number(max_retries: Any) -> None:
     assert problem.path[-1] == "max_retries"
 
 
+def test_a_rollback_may_be_followed_by_a_delay() -> None:
+    """TD15."""
+    config = {"retry_from_step_id": "a", "delay": "10m"}
+    (step,) = parse_task(task(command(retry_config=config))).steps
+    assert step.retry_config == RetryConfig("a", delay=600)
+    assert step.to_dict()["retry_config"]["delay"] == 600
+    usual = RetryConfig("a")
+    assert (usual.delay, "delay" in usual.to_dict()) == (0, False)
+    problem = in_step(retry_config={"retry_from_step_id": "a", "delay": "-1s"})
+    assert problem.path[-1] == "delay"
+
+
+def test_a_task_bounds_its_rollbacks() -> None:
+    """TD15."""
+    parsed = parse_task({**task(command()), "max_rollbacks": 3})
+    assert parsed.max_rollbacks == 3
+    assert Task.from_dict(parsed.to_dict()).max_rollbacks == 3
+    usual = parse_task({**task(command()), "max_rollbacks": 20})
+    assert "max_rollbacks" not in usual.to_dict(), "it is the default"
+    with pytest.raises(InvalidTask, match="max_rollbacks"):
+        parse_task({**task(command()), "max_rollbacks": -1})
+
+
 # --- Ids (C40, C51) ---------------------------------------------------------------------------
 
 
