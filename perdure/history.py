@@ -26,10 +26,8 @@ from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
 from perdure.messages import FailureKind, Json, RunRef, SlotGrant, StepOutcome, TaskInput
 from perdure.names import (
-    ACQUIRE_LEASE,
     ASK_SLOT,
     BAD_INPUT,
-    DELAY_TIMER,
     LEASE_GRANTED,
     LEASE_LOST,
     LEASE_REFUSED,
@@ -207,6 +205,9 @@ class TaskHistory:
                 self._tell()
         failure = self._run.failure
         self._drop_unsent(self._run, self._run.to_stop)
+        if self._run.is_rolling_back and not self._run.halted and not self._handing_over:
+            # It may end without a step that begins: the span waits for its delay, or for a lease.
+            self._take_ready(self._run)
         is_stopped = self._run.cancelled is not None or self._run.is_parting
         if is_stopped or (failure and failure.type == TASK_TIMEOUT):
             self._drop_unsent(self._run, [d.step.id for d in self._ready.values()])
@@ -300,8 +301,6 @@ class TaskHistory:
         attributes = event.activity_task_scheduled_event_attributes
         kind, run = attributes.activity_type.name, self._run
         if run is None or kind not in (RUN_STEP, ASK_SLOT, *ACTIVITIES):
-            if run and kind == ACQUIRE_LEASE and run.is_rolling_back:
-                self._take_ready(run)  # it has ended, and the span waits for another lease
             return
         is_known = attributes.activity_id in self._ready or (kind == ASK_SLOT and self._asked)
         if not self._dispatched and not is_known:
@@ -327,6 +326,7 @@ class TaskHistory:
             name = f"{dispatch.step.id}#{dispatch.epoch}.{dispatch.attempt}"
             self._ready[name] = dispatch
         self._asked += len(run.take_asks())
+        self._rollbacks.carry(run, self._now)
         self._tell()
 
     async def _take_timer(self, event: HistoryEvent) -> None:
@@ -336,8 +336,6 @@ class TaskHistory:
         if summary == TIME_LIMIT_TIMER:
             timer = event.timer_started_event_attributes.timer_id
             self._deadlines[timer] = self._run.deadline
-        elif summary == DELAY_TIMER and self._run.is_rolling_back:
-            self._take_ready(self._run)  # it has ended, and the span waits for its delay
 
     # --- The end ----------------------------------------------------------------------------
 

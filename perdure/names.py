@@ -63,9 +63,6 @@ WITHDRAW = "withdraw"
 TIME_LIMIT_TIMER = "time limit of the task"
 """The summary by which a task's history tells this timer from others."""
 
-DELAY_TIMER = "delay before the next attempt"
-"""The same for the timer of an attempt that waits for its delay."""
-
 TRIAL_ENDED = "trial_ended"
 """Signal: of a task to its suite."""
 

@@ -27,6 +27,8 @@ class RollbackHistory:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
+        self._due: Compensation | None = None
+        """Begun, and its event is not met yet."""
         self._undoing: dict[int, Compensation] = {}
         """By the id of its scheduled event, as below."""
         self._round: ResetRound | None = None
@@ -34,21 +36,27 @@ class RollbackHistory:
         """Environments of the round whose events are not met yet."""
         self._resetting: dict[int, str] = {}
 
+    def carry(self, run: TaskRun, now: float) -> None:
+        """Begin what is due, as the workflow does in each of its turns."""
+        self._due = self._due or run.take_compensation(now)
+        if environments := run.take_resets(now):
+            self._waiting = environments
+            self._round = ResetRound(environments)
+
     def begin(self, run: TaskRun, event: HistoryEvent, now: float) -> None:
         """Take an activity that was scheduled, one of ACTIVITIES."""
+        self.carry(run, now)
         attributes = event.activity_task_scheduled_event_attributes
-        if attributes.activity_type.name == COMPENSATE_STEP:
-            compensation = run.take_compensation(now)
-            if compensation is None or compensation.activity_id != attributes.activity_id:
-                raise _other_version(attributes.activity_id)
-            self._undoing[event.event_id] = compensation
-            return
-        if not self._waiting:
-            self._waiting = run.take_resets(now)
-            self._round = ResetRound(self._waiting)
-        if not self._waiting:
-            raise _other_version(attributes.activity_id)
-        self._resetting[event.event_id] = self._waiting.pop(0)
+        due = self._due
+        if attributes.activity_type.name == RESET_INSTANCE and self._waiting:
+            self._resetting[event.event_id] = self._waiting.pop(0)
+        elif due and due.activity_id == attributes.activity_id:
+            self._undoing[event.event_id], self._due = due, None
+        else:
+            raise HistoryError(
+                "the history was written by another version of perdure: it starts "
+                f"{attributes.activity_id!r} where this one would not"
+            )
 
     async def end(self, run: TaskRun, scheduled: int, event: HistoryEvent, now: float) -> None:
         """Take the end of an activity, if it is one of these."""
@@ -72,10 +80,3 @@ class RollbackHistory:
         if name := _FAILURES.get(event.event_type):
             return await self._decoder.error(getattr(event, name).failure)
         return None
-
-
-def _other_version(activity_id: str) -> HistoryError:
-    return HistoryError(
-        "the history was written by another version of perdure: it starts "
-        f"{activity_id!r} where this one would not"
-    )

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
+from activities import threads
 from activities.secrets import WorkerEnvironment
 from perdure.history import record_of
 from perdure.steps import step
@@ -102,6 +104,57 @@ async def test_what_undoes_has_the_runs_secrets_and_tells_none(here: Bench) -> N
     (failed,) = record["compensation_failures"]
     assert failed["error_type"] == "ExitCode"
     assert record["failure"]["step"] == "b"
+
+
+async def test_what_undoes_is_told_a_large_context(here: Bench) -> None:
+    handle = await here.start(
+        shell("big", "head -c 60000 /dev/zero | tr '\\0' x"),
+        shell(
+            "a",
+            "true",
+            compensate={"type": "command", "command": "wc -c <$PERDURE_CONTEXT >size"},
+        ),
+        shell(
+            "b",
+            "test -e once || { touch once; exit 1; }",
+            retry_config={"retry_from_step_id": "a"},
+        ),
+    )
+    assert (await handle.result()).status == "succeeded"
+    assert int((here.work_of(handle) / "size").read_text()) > 60_000
+
+
+@step("kit-deaf")
+def take_no_notice(step: dict[str, Any], context: Any, host: Any) -> None:
+    """Blocks at its first attempt, whoever tells it to stop."""
+    with (host.workdir / "calls").open("a") as calls:
+        calls.write(f"begin {host.attempt}\n")
+    end = time.monotonic() + 60
+    while host.attempt == 1 and not (host.workdir / "go").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    with (host.workdir / "calls").open("a") as calls:
+        calls.write(f"end {host.attempt}\n")
+
+
+async def test_td13_a_step_that_cannot_be_stopped_blocks_no_rollback_and_has_no_second_beside_it(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "CANCEL_GRACE_SECONDS", 0.3)
+    release = "touch go; until grep -q 'end 1' calls; do sleep 0.02; done"
+    handle = await here.start(
+        shell("start", "true", compensate={"type": "command", "command": release}),
+        {"id": "deaf", "type": "kit-deaf", "depends_on": ["start"]},
+        shell(
+            "b",
+            "test -e go && exit 0; until [ -e calls ]; do sleep 0.02; done; exit 1",
+            depends_on=["start"],
+            retry_config={"retry_from_step_id": "start"},
+        ),
+    )
+    assert (await handle.result()).status == "succeeded"
+    calls = (here.work_of(handle) / "calls").read_text().splitlines()
+    assert calls == ["begin 1", "end 1", "begin 2", "end 2"]
+    assert here.record(handle)["rollbacks"][0]["cancelled"] == ["deaf"]
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -30,7 +30,6 @@ with workflow.unsafe.imports_passed_through():
     from perdure.names import (
         BAD_INPUT,
         BIND_HOST,
-        DELAY_TIMER,
         FINISH_TASK,
         LEASE_GRANTED,
         LEASE_LOST,
@@ -350,7 +349,7 @@ class TaskWorkflow:
 
         async def ring() -> None:
             delay = timedelta(seconds=max(0.001, at - workflow.time()))
-            await workflow.sleep(delay, summary=DELAY_TIMER)
+            await workflow.sleep(delay, summary="delay before the next attempt")
             self._alarm = None
             self._stirred = True
 

@@ -64,6 +64,7 @@ class RunLease:
         self._priority = priority
         self._bind = bind
         self._number = 0
+        self._bound_to: str | None = None
         self._broken: dict[str, str] = {}
         self._outbox = _Outbox()
         self.state: LeaseState = "over"
@@ -106,6 +107,7 @@ class RunLease:
             max_parallel=self._use.max_parallel,
             priority=self._priority,
             bind=self._bind,
+            host=self._bound_to,
         )
 
     @property
@@ -113,9 +115,10 @@ class RunLease:
         """The run, as pools know it."""
         return Holder(self._run.workflow_id, self._run.run_id)
 
-    def ask(self, now: float) -> None:
-        """Ask for the next lease."""
+    def ask(self, now: float, host: str | None = None) -> None:
+        """Ask for the next lease, on that host if one is named."""
         self._number += 1
+        self._bound_to = host
         self._broken = {}
         self.grant = None
         self.since, self.waited_before, self.waited = now, self.waited_before + self.waited, 0.0
@@ -124,9 +127,12 @@ class RunLease:
         self._outbox.requests.append(self.request)
 
     def exchange(self, now: float) -> None:
-        """Ask for the next lease in place of this one; the task's clock goes on after that."""
+        """Ask for the next lease in place of this one; the task's clock goes on after that.
+
+        On the same host, where the files of those lie that are not taken back.
+        """
         spent = now - self.since - self.waited + self.spent
-        self.ask(now)
+        self.ask(now, self.grant.host if self.grant else None)
         self.spent = spent
 
     def spoil(self, environments: Mapping[str, str]) -> None:
@@ -294,6 +300,7 @@ class RunLease:
             "waited": self.waited,
             "waited_before": self.waited_before,
             "spent": self.spent,
+            "bound_to": self._bound_to,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -306,6 +313,7 @@ class RunLease:
         self.since, self.waited = state["since"], state["waited"]
         self.waited_before = state["waited_before"]
         self.spent = state.get("spent", 0.0)
+        self._bound_to = state.get("bound_to")
         grant = state["grant"]
         self.grant = grant and _grant_of(grant)
 

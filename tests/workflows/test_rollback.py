@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +20,8 @@ from perdure.names import COMPENSATE_STEP, steps_queue, undo_queue
 from tests.waiting import until
 from tests.workflows.fake_pool import MAIL, SHOP, USE, FakePool
 from tests.workflows.fakes import World, world
+
+DRAWN_TASKS = 12
 
 
 @pytest.fixture
@@ -181,7 +185,7 @@ async def test_an_environment_that_cannot_be_reset_is_exchanged_for_another(
     )
     assert (await handle.result()).status == "succeeded"
     await same_record(here, handle)
-    assert len(pool.requests) == 2
+    assert [request.host for request in pool.requests] == [None, "here"]
     assert "no answer" in pool.releases[0].broken["shop"]
     assert pool.releases[1].broken == {}
     assert here.attempts("aside") == 1
@@ -401,3 +405,41 @@ async def test_a_host_that_is_gone_is_not_waited_for(
     (failed,) = record["compensation_failures"]
     assert failed["error_type"] == "Cancelled"
     assert record["leases_lost"][0]["host"] == "gone"
+
+
+def drawn(chance: random.Random) -> list[dict[str, Any]]:
+    """A task of up to eight steps that fail, get lost, are retried and taken back by chance."""
+    steps: list[dict[str, Any]] = []
+    for number in range(chance.randint(3, 8)):
+        earlier = [step["id"] for step in steps]
+        above = chance.sample(earlier, min(len(earlier), chance.randint(0, 2)))
+        words = [chance.choice(["fail", "fail", "shutdown"]) for _ in range(chance.randint(0, 2))]
+        step: dict[str, Any] = {
+            "id": f"s{number}",
+            "depends_on": needs(*above),
+            "play": [*words, "ok"],
+            "size": chance.choice([1, 9_000]),
+            "undo": chance.choice([["ok"], ["ok"], ["fail", "ok"]]),
+        }
+        if chance.random() < 0.3:
+            step["retry"] = {"max_attempts": 2, "initial_interval": 0.05}
+        if chance.random() < 0.8:
+            target = chance.choice([step["id"], *above])
+            delay = chance.choice([0, 0.1])
+            step["retry_config"] = {"retry_from_step_id": target, "max_retries": 3, "delay": delay}
+        steps.append(step)
+    return steps
+
+
+async def test_histories_tell_of_any_rollbacks_what_the_workflow_does(here: World) -> None:
+    async def play(seed: int) -> None:
+        chance = random.Random(f"rollbacks {seed}")
+        options = TaskOptions(history_limit_events=chance.choice([None, 20, 40]))
+        handle = await here.start_task(*drawn(chance), options=options)
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.uniform(0, 1.5))
+            await handle.cancel()
+        await closed(handle)
+        await same_record(here, handle)
+
+    await asyncio.gather(*map(play, range(DRAWN_TASKS)))
