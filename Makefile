@@ -41,7 +41,7 @@ test: $(VENV)/.ready
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 bench: $(VENV)/.ready
 	@$(BIN)/python benchmarks/steps.py

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import temporalio.client
-from temporalio.worker import Worker
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.worker import Worker, WorkerDeploymentConfig
 
 import activities
 import workflows
@@ -28,7 +29,8 @@ from activities.instances import Instances
 from activities.leases import PREFIX_VARIABLE, Leases
 from activities.limits import Slots
 from activities.missing import MissingRecords
-from activities.ports import PortProbe, port_range
+from activities.noted_ports import noted_below
+from activities.ports import FreePorts, PortProbe, port_range
 from activities.process import ProcessBackend
 from activities.results import Results
 from activities.secrets import WorkerEnvironment
@@ -51,6 +53,10 @@ from workflows.task import TaskWorkflow
 WORKFLOWS: Sequence[type] = (TaskWorkflow, SuiteWorkflow)
 SHARED_WORKFLOWS: Sequence[type] = (LimitWorkflow, PoolWorkflow)
 """Those that serve all suites of a server."""
+
+BUILD = "perdure"
+"""What workers say they run, which is only shown. The SDK's own answer is a digest of all that was
+imported, and an eighth of a worker's start."""
 
 HOST_WORKFLOWS: Sequence[type] = (InstanceWorkflow,)
 """Those that look after what is on a host."""
@@ -142,17 +148,19 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
             root=options.instances or options.runs.with_name("instances"),
             environment=options.environment,
         )
+        probe, ports = PortProbe(compose.cli.published_ports), port_range(options.environment.get)
+        free_ports = FreePorts(probe, ports, lambda: noted_below(backends.root))
         steps = Steps(client, options.host, options.runs, options.environment, supervisor,
-                      threads, contexts, backends)  # fmt: skip
+                      threads, contexts, backends, free_ports)  # fmt: skip
         undoing = Compensations(options.host, options.runs, options.environment, supervisor,
                                 threads, contexts, backends)  # fmt: skip
-        instances = Instances(client, backends, PortProbe(compose.cli.published_ports))
+        instances = Instances(client, backends, probe)
         beats = HostBeats(
             client,
             options.host,
             shared,
             capacity=options.max_instances,
-            ports=port_range(options.environment.get),
+            ports=ports,
         )
         leases = Leases(
             client,
@@ -163,6 +171,9 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
             prefix=options.environment.get(PREFIX_VARIABLE),
         )
         common: dict[str, Any] = {
+            "deployment_config": WorkerDeploymentConfig(
+                WorkerDeploymentVersion(BUILD, BUILD), use_worker_versioning=False
+            ),
             "max_heartbeat_throttle_interval": BEAT_THROTTLE,
             "default_heartbeat_throttle_interval": BEAT_THROTTLE,
             "graceful_shutdown_timeout": options.drain,
@@ -178,6 +189,9 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     suites.write_suite,
                     MissingRecords(client, results).write_missing,
                     Binding(options.host).bind_host,
+                    leases.acquire_lease,
+                    leases.release_lease,
+                    leases.set_demand,
                 ],
                 workflow_runner=sandbox(),
                 sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
@@ -228,6 +242,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     instances.watch_instance,
                     instances.stop_instance,
                     instances.sweep_host,
+                    leases.answer_pool,
                 ],
                 workflow_runner=sandbox(),
                 sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,

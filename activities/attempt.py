@@ -19,6 +19,7 @@ from activities.backend import Backends
 from activities.host import StepHost
 from activities.leftovers import mask_logs
 from activities.places import RunPlace
+from activities.ports import FreePorts
 from activities.safe_files import own_folder
 from activities.secrets import SecretFile, WorkerEnvironment
 from activities.step_instances import StepInstances
@@ -38,6 +39,9 @@ SO_FAR_LIMIT_BYTES = 32 * 1024
 """Of a diff in a heartbeat; a larger one is left out, since each beat carries it anew."""
 LOOK_SHARE = 0.05
 """Of the time, what may go into looking at what a running function has written."""
+
+SECRETS_FRESH_SECONDS = 0.05
+"""So long what the run's secret file held is not read again: most steps are over by then."""
 
 
 class AttemptHost(StepHost):
@@ -84,6 +88,9 @@ class Attempt:
         self._began = time.monotonic()
         self._before: dict[str, Any] | None = None
         self._secrets = SecretFile(place.secrets)
+        self._known: dict[str, Json] = {}
+        """What the secret file held at the last look."""
+        self._known_at = -math.inf
         self._met: set[str] = set()
         """Secret texts that were found in what the run's steps wrote, this one's included."""
         self._seen: list[dict[str, Any]] = []
@@ -96,6 +103,7 @@ class Attempt:
         stored: dict[str, Any],
         environment: WorkerEnvironment,
         supervisor: Supervisor,
+        free_ports: FreePorts | None = None,
     ) -> None:
         """Make what the step function is given.
 
@@ -110,7 +118,8 @@ class Attempt:
                 retryable=False,
             )
         self.type: StepType = kind
-        known = self._secrets.load()
+        known = self._known = self._secrets.load()
+        self._known_at = time.monotonic()
         whole = restore(stored, known) if known else stored
         # Built-in types only put new values at known places; other people's code gets a copy.
         own = kind.name in BUILT_IN_TYPES
@@ -128,6 +137,7 @@ class Attempt:
             secrets=known,
             instances=self.instances,
             folder=Path(self.task.folder) if self.task.folder else None,
+            free_ports=free_ports,
         )
         self._before = stored
 
@@ -291,10 +301,14 @@ class Attempt:
         """The context with references in place of secrets, which are kept on this host."""
         # The attempt is part of a secret's name: two parallel steps may write the same key.
         prefix = f"{self.step.id}.{self.task.attempt}"
-        known = self._secrets.load()
+        if time.monotonic() - self._known_at > SECRETS_FRESH_SECONDS:
+            self._known = self._secrets.load()  # a step beside this one may have written some
+            self._known_at = time.monotonic()
+        known = self._known
         after, found = redact(vars(self.context), self.task.redact, known=known, prefix=prefix)
         if found:
             self._secrets.merge(found)
+            self._known = {**known, **found}
         if known or found:
             # A step often prints what it hands on; its output had been taken in by then.
             self._met.update(texts_of([*known.values(), *found.values()]))

@@ -29,6 +29,19 @@ LOG_CHARACTERS = 300
 REASON_CHARACTERS = 2_000
 
 
+@dataclass(frozen=True)
+class InnerCommand:
+    """A command that is to run inside of an instance."""
+
+    argv: Sequence[str]
+    service: str | None = None
+    """None: the only one; of no meaning where an instance is one process."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What it sees beside the variables that are there."""
+    user: str | None = None
+    workdir: str | None = None
+
+
 class Backend(Protocol):
     """One way to run instances.
 
@@ -62,18 +75,8 @@ class Backend(Protocol):
     async def watch(self, call: InstanceCall, folder: Path) -> InstanceResult:
         """Return when it is dead, as a failure that says how it died."""
 
-    async def exec_argv(
-        self,
-        call: InstanceCall,
-        folder: Path,
-        service: str | None,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        user: str | None = None,
-        workdir: str | None = None,
-    ) -> list[str]:
-        """The argv that, run on the host, runs `argv` inside of the service.
+    async def exec_argv(self, call: InstanceCall, folder: Path, command: InnerCommand) -> list[str]:
+        """The argv that, run on the host, runs the command inside.
 
         Raises perdure.errors.PerdureError where that cannot be.
         """

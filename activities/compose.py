@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from activities import marker
-from activities.backend import LOG_LINES, Heartbeat, failed
+from activities.backend import LOG_LINES, Heartbeat, InnerCommand, failed
 from activities.compose_failures import failure_of
 from activities.compose_files import ComposeModel, override
 from activities.compose_images import images_of_builds, prepare_images
@@ -151,21 +151,9 @@ class ComposeBackend:
 
     # --- Inside of a container ----------------------------------------------------------------
 
-    async def exec_argv(
-        self,
-        call: InstanceCall,
-        folder: Path,
-        service: str | None,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        user: str | None = None,
-        workdir: str | None = None,
-    ) -> list[str]:
+    async def exec_argv(self, call: InstanceCall, folder: Path, command: InnerCommand) -> list[str]:
         """`docker exec` in the service's first container. Raises PerdureError: it has none."""
-        return await argv_inside(
-            self.cli, call, folder, service, argv, env=env, user=user, workdir=workdir
-        )
+        return await argv_inside(self.cli, call, folder, command)
 
     async def exec(
         self,

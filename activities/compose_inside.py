@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 
+from activities.backend import InnerCommand
 from activities.docker_cli import DockerCli, DockerFailed
 from activities.docker_containers import Container, labels_of
 from activities.marker import MARKER
@@ -46,28 +46,20 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 async def argv_inside(
-    cli: DockerCli,
-    call: InstanceCall,
-    folder: Path,
-    service: str | None,
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    user: str | None,
-    workdir: str | None,
+    cli: DockerCli, call: InstanceCall, folder: Path, command: InnerCommand
 ) -> list[str]:
-    """The argv that runs `argv` in the service's first container. Raises PerdureError."""
-    container = await running_container(cli, call, service)
+    """The argv that runs a command in its service's first container. Raises PerdureError."""
+    container = await running_container(cli, call, command.service)
     found = await cli.find()
     words = ["exec", "--interactive"]
-    if user is not None:
-        words += ["--user", user]
-    if workdir is not None:
-        words += ["--workdir", workdir]
-    hidden = {name: value for name, value in env.items() if not _is_heeded(name)}
-    for name, value in env.items():
+    if command.user is not None:
+        words += ["--user", command.user]
+    if command.workdir is not None:
+        words += ["--workdir", command.workdir]
+    hidden = {name: value for name, value in command.env.items() if not _is_heeded(name)}
+    for name, value in command.env.items():
         words += ["--env", name if name in hidden else f"{name}={value}"]
-    words += [container.id, *argv]
+    words += [container.id, *command.argv]
     if not hidden:
         return [*found.docker, *words]
     # Values are read from a file, and gone with it: a command line is for everybody to read.

@@ -16,6 +16,7 @@ from typing import Any
 
 from activities.adoption import own_end
 from activities.leftovers import Artifacts, created, merge_output, read_output
+from activities.ports import FreePorts, PortProbe, port_range
 from activities.safe_files import folder_below, own_folder
 from activities.secrets import MissingSecret, WorkerEnvironment, resolve, write_private
 from activities.step_instances import StepInstances
@@ -37,7 +38,10 @@ KILL_GRACE_SECONDS = 5.0
 KILL_SLACK_SECONDS = 15.0
 """What the supervisor may take to end a process at its limit, the grace after SIGTERM included."""
 
-PRIVATE_FILES = ("context.json", "output.json", "script.py", "call.json", "answer.json")
+PRIVATE_FILES = (
+    *("context.json", "output.json", "script.py", "call.json", "answer.json"),
+    "mcp.yaml",
+)
 """Of an attempt's directory: what its process was given and what it answered, secrets in place."""
 
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -69,17 +73,20 @@ class StepHost:
         secrets: Mapping[str, Json] | None = None,
         instances: StepInstances | None = None,
         folder: Path | None = None,
+        free_ports: FreePorts | None = None,
     ) -> None:
         """`key` marks the attempt's processes.
 
         `context` is what the step is given, secrets in their places; `secrets` are those of the
         run's secret file, by name. `instances`: of the task's environments. `folder` is where
-        relative paths of `from_file` start; None: the worker's current one.
+        relative paths of `from_file` start; None: the worker's current one. `free_ports` chooses
+        those of servers that the step starts itself.
         """
         self._workdir = workdir
         self.step_dir = step_dir
         self.instances = instances or StepInstances()
         self.ports: Mapping[str, int] = self.instances.ports
+        self.free_ports = free_ports or FreePorts(PortProbe(), port_range(environment.get))
         self.attempt = task.attempt
         self.run_id = task.run.run_id
         self.task_id = task.run.task_id

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import shutil
 from collections.abc import AsyncIterator, Awaitable
@@ -20,7 +19,9 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
+from activities import noted_ports
 from activities.backend import Backends, Kept, definition_of, failed
+from activities.held_ports import Holds
 from activities.ports import PortProbe
 from activities.reset import reset
 from perdure.errors import PerdureError
@@ -53,9 +54,6 @@ CHECK_SECONDS = 5.0
 _AFTER_RESET_PAUSES = (1.0, 2.0, 4.0, 0.0)
 """Between looks at an instance that is not healthy after its reset."""
 
-_PORTS_FILE = "ports.json"
-"""In an instance's folder: the ports that were free, and are its own from then on."""
-
 _log = logging.getLogger("perdure.instances")
 
 
@@ -77,9 +75,13 @@ class Instances:
 
     @activity.defn(name=START_INSTANCE)
     async def start_instance(self, call: InstanceCall) -> InstanceResult:
-        """Bring an instance up with these ports, until it is healthy, or find it so."""
+        """Bring an instance up with these ports, until it is healthy, or find it so; and reset it
+        if that is asked for."""
         async with _beating() as beat:
-            return await _told(call, "started", self._start(call, beat))
+            started = await _told(call, "started", self._start(call, beat))
+            if not started.ok or not call.reset:
+                return started
+            return await _told(call, "reset", self._reset(call, beat))
 
     @activity.defn(name=RESET_INSTANCE)
     async def reset_instance(self, call: InstanceCall) -> InstanceResult:
@@ -151,17 +153,17 @@ class Instances:
 
     async def _start(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
         folder = self._made_folder(call)
-        mine = folder / _PORTS_FILE
-        # After a lost attempt its own containers have the ports.
-        if call.ports and _noted(mine) != call.ports:
-            if taken := await self._ports.taken(call.ports.values()):
-                told = ", ".join(f"{n} ({v})" for v, n in call.ports.items() if n in taken)
-                return failed(call, f"ports in use: {told}", taken_ports=taken)
-            _note(mine, call.ports)
-        backend = self._backends.of(definition_of(call))
-        result = await backend.start(call, folder, heartbeat=beat)
+        with Holds() as holds:  # until it listens there
+            # After a lost attempt its own containers have the ports.
+            if call.ports and noted_ports.noted(folder) != call.ports:
+                if taken := await self._ports.taken(call.ports.values(), holds):
+                    told = ", ".join(f"{n} ({v})" for v, n in call.ports.items() if n in taken)
+                    return failed(call, f"ports in use: {told}", taken_ports=taken)
+                noted_ports.note(folder, call.ports)
+            backend = self._backends.of(definition_of(call))
+            result = await backend.start(call, folder, heartbeat=beat)
         if result.taken_ports:
-            mine.unlink(missing_ok=True)
+            noted_ports.forget(folder)
         return result
 
     async def _reset(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
@@ -276,20 +278,6 @@ async def _ended(*tasks: asyncio.Task[InstanceResult]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-
-
-def _noted(path: Path) -> dict[str, int] | None:
-    try:
-        found: dict[str, int] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found
-
-
-def _note(path: Path, ports: dict[str, int]) -> None:
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(ports))
-    draft.replace(path)
 
 
 def _remove_folders(root: Path, keep: Kept) -> None:

@@ -1,4 +1,4 @@
-"""Activities that carry words between tasks, suites and their pools.
+"""Activities that carry words between tasks, suites, instances and their pools.
 
 All are idempotent: a pool counts a request, and its release, once.
 """
@@ -19,8 +19,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.names import (
     ACQUIRE_LEASE,
+    ANSWER_POOL,
     DEMAND_SET,
     END_INSTANCES,
+    INSTANCE_ANSWERED,
     LEASE_RELEASED,
     LEASE_SEEN,
     POOL_WORKFLOW,
@@ -32,6 +34,7 @@ from perdure.names import (
     pool_workflow_id,
 )
 from perdure.pool_messages import (
+    AnswerCall,
     EndInstances,
     LeaseRelease,
     LeaseRequest,
@@ -51,7 +54,7 @@ PREFIX_VARIABLE = "DT_POOL_PREFIX"
 
 
 class Leases:
-    """What tasks and suites say to pools."""
+    """What tasks, suites and instances say to pools."""
 
     def __init__(
         self,
@@ -119,7 +122,12 @@ class Leases:
         else:
             await self._say(demand.pool, DEMAND_SET, demand)
 
-    # --- Pools ------------------------------------------------------------------------------
+    # --- Pools and their instances ----------------------------------------------------------
+
+    @activity.defn(name=ANSWER_POOL)
+    async def answer_pool(self, call: AnswerCall) -> bool:
+        """Tell a pool what became of an order to an instance; False: it is not there."""
+        return await self._is_said(call.pool, INSTANCE_ANSWERED, call.answer)
 
     @activity.defn(name=END_INSTANCES)
     async def end_instances(self, end: EndInstances) -> None:
@@ -144,7 +152,7 @@ class Leases:
         if is_new:
             await self._client.start_workflow(
                 POOL_WORKFLOW,
-                PoolInput(pool, uuid.uuid4().hex, self._prefix, self._times),
+                PoolInput(pool, uuid.uuid4().hex, self._prefix, self._times, early=True),
                 id=pool_workflow_id(pool),
                 task_queue=self._queue,
                 static_summary=f"pool {pool}",
@@ -153,8 +161,8 @@ class Leases:
             )
         if self._tell and (is_new or pool not in self._told):
             # Else a new pool would hear of this host with its next beat, seconds later.
-            await self._tell(pool)
             self._told.add(pool)
+            await self._tell(pool)
 
     async def _is_said(self, pool: str, signal: str, word: Any) -> bool:
         """Send a signal to a pool; False: it is not there."""

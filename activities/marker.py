@@ -20,6 +20,10 @@ MARKER = "PERDURE_MARKER"
 _GIVE_UP_SECONDS = 5.0
 """A killed process that stays longer hangs in the kernel; nothing more can be done to it."""
 
+_LOOKS = 3
+_LOOK_SECONDS = 0.0005
+"""For a process that is just replacing its program, which has no environment for a moment."""
+
 
 def find(key: str, *, prefix: bool = False) -> list[procfs.Seen]:
     """The living processes that carry a marker, ours excepted.
@@ -74,13 +78,22 @@ def _environments() -> Iterator[tuple[procfs.Seen, list[str]]]:
         # Looked at before its environment is read: a pid that changes hands in between no
         # longer has this start time when the signal is sent.
         process = procfs.look_at(pid)
+        environment = _environment(pid)
+        if process and environment:  # an ended process has none
+            yield process, os.fsdecode(environment).split("\0")
+
+
+def _environment(pid: int) -> bytes:
+    for _ in range(_LOOKS):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 environment = file.read()
         except OSError:
-            continue
-        if process and environment:  # an ended process has none
-            yield process, os.fsdecode(environment).split("\0")
+            return b""
+        if environment or not procfs.may_run(pid):
+            return environment
+        time.sleep(_LOOK_SECONDS)
+    return b""
 
 
 def _environments_by_psutil() -> Iterator[tuple[procfs.Seen, list[str]]]:

@@ -1,7 +1,7 @@
 """Whether ports are free on this machine (P35, P37), and from which range they come.
 
 Which instance gets which port is the pool's to decide (`perdure.core.ports`); a machine only says
-what somebody else has.
+what somebody else has. Ports for servers that a step starts itself are chosen here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
+import random
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 
+from activities.held_ports import Holds
 from perdure.core.ports import PortRange
+from perdure.errors import PerdureError
 
 Look = Callable[[], Awaitable[str]]
 """What `docker ps --format '{{.Ports}}'` prints; nothing where there is no engine."""
@@ -71,16 +75,21 @@ class PortProbe:
         self._looked = float("-inf")
         self._looking = asyncio.Lock()
 
-    async def taken(self, ports: Iterable[int]) -> list[int]:
-        """Those that somebody has, in order. Blocks the loop at no time."""
+    async def taken(self, ports: Iterable[int], holds: Holds | None = None) -> list[int]:
+        """Those that somebody has, in order. Blocks the loop at no time.
+
+        The others are held by `holds` from then on, so that nobody else finds them free; None:
+        who holds what is not asked.
+        """
         wanted = sorted(set(ports))
         if not wanted:
             return []
+        ours = [port for port in wanted if holds is None or holds.take(port)]
         by_engine = await self._by_engine()
-        free = [port for port in wanted if port not in by_engine]
+        free = [port for port in ours if port not in by_engine]
         is_taken = await asyncio.gather(*map(_is_taken, free))
-        by_others = {port for port, taken in zip(free, is_taken, strict=True) if taken}
-        return [port for port in wanted if port in by_engine or port in by_others]
+        left = {port for port, taken in zip(free, is_taken, strict=True) if not taken}
+        return [port for port in wanted if port not in left]
 
     async def _by_engine(self) -> set[int]:
         if self._look is None:
@@ -90,6 +99,43 @@ class PortProbe:
                 self._published = published(await self._look())
                 self._looked = time.monotonic()
         return self._published
+
+
+class NoPortLeft(PerdureError):
+    """The range is used up; the text says which."""
+
+
+class FreePorts:
+    """Chooses ports of this machine for servers of which no pool knows (P57)."""
+
+    def __init__(
+        self,
+        probe: PortProbe,
+        within: PortRange,
+        spoken_for: Callable[[], Container[int]] = frozenset,
+    ) -> None:
+        """`spoken_for` tells which ports are somebody's although nobody may listen there."""
+        self._probe = probe
+        self._within = within
+        self._spoken_for = spoken_for
+
+    async def choose(self, count: int, holds: Holds) -> list[int]:
+        """Free ports, different ones, which `holds` holds. Raises NoPortLeft."""
+        within, spoken_for = self._within, await asyncio.to_thread(self._spoken_for)
+        first = random.randrange(len(within))  # others who choose begin elsewhere (P36)
+        numbers = (within.low + (first + step) % len(within) for step in range(len(within)))
+        rest = (port for port in numbers if port not in spoken_for and port not in holds)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            tried = list(itertools.islice(rest, count - len(chosen)))
+            if not tried:
+                raise NoPortLeft(
+                    f"of the ports {within.low}-{within.high} {len(chosen)} are free, and {count} "
+                    "are needed; widen DT_PORT_RANGE"
+                )
+            taken = await self._probe.taken(tried, holds)
+            chosen += [port for port in tried if port not in taken]
+        return chosen
 
 
 async def _is_taken(port: int) -> bool:

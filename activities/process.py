@@ -13,12 +13,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Container, Mapping, Sequence
+import time
+from collections.abc import Collection, Container, Sequence
 from pathlib import Path
 from typing import cast
 
 from activities import listeners, marker, procfs
-from activities.backend import Heartbeat, definition_of, failed
+from activities.backend import Heartbeat, InnerCommand, definition_of, failed
 from activities.ports import PortProbe
 from activities.process_commands import inside_argv, run_beside
 from activities.process_folder import ProcessFolder, folders_in
@@ -53,6 +54,7 @@ _LAUNCH_SECONDS = 30.0
 _CHECK_SECONDS = 1.8
 _WATCH_SECONDS = 1.0
 _TOUCH_SECONDS = 15.0
+_SWEEP_SECONDS = 5.0
 
 _IN_USE = re.compile(r"address (is )?already in use|EADDRINUSE|port \S+ is (already )?in use", re.I)
 
@@ -160,33 +162,22 @@ class ProcessBackend:
 
     # --- Commands beside the server --------------------------------------------------------------
 
-    async def exec_argv(
-        self,
-        call: InstanceCall,
-        folder: Path,
-        service: str | None,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        user: str | None = None,
-        workdir: str | None = None,
-    ) -> list[str]:
-        """The argv that runs `argv` where the server runs, and with its variables.
+    async def exec_argv(self, call: InstanceCall, folder: Path, command: InnerCommand) -> list[str]:
+        """The argv that runs a command where the server runs, and with its variables.
 
-        `service` says nothing here: an instance is one server. The variables `env` are added by
-        name only; the process that runs the argv has to have them.
+        The command's own are added by name only; the process that runs the argv has to have them.
         """
         here = ProcessFolder(folder)
-        if user is not None:
+        if command.user is not None:
             raise PerdureError(
                 f"environment {call.environment} is a process, and what runs beside it has the "
-                f"worker's own user; leave out user: {user}"
+                f"worker's own user; leave out user: {command.user}"
             )
         server = here.state.get("server")
         if server is None or not here.is_kept:
             raise PerdureError(_dead(call, here).reason)
-        directory = os.path.join(directory_of(definition_of(call)), workdir or "")
-        return inside_argv(server, directory, env, argv)
+        directory = os.path.join(directory_of(definition_of(call)), command.workdir or "")
+        return inside_argv(server, directory, command.env, command.argv)
 
     async def exec(
         self,
@@ -254,8 +245,9 @@ async def _until_ready(call: InstanceCall, here: ProcessFolder, probe: Probe) ->
     if not here.is_kept:  # one that has no way to say that it is ready
         raise Unready(here.how_it_ended())
     start = f"{marker.MARKER}="
+    own, server = start + key_of(call), here.state.get("server")
     strangers = await asyncio.to_thread(
-        listeners.strangers, call.ports.values(), start + PREFIX, start + key_of(call)
+        listeners.strangers, call.ports.values(), start + PREFIX, own, server
     )
     if strangers:
         raise Unready("another instance has its ports", taken_ports=strangers)
@@ -283,9 +275,12 @@ def _dead(call: InstanceCall, here: ProcessFolder) -> InstanceResult:
 
 def _swept(key: str) -> list[int]:
     """Kill all that carries the marker of an instance or one below it; those that are left."""
-    for each in _markers(key):
-        marker.sweep(each)
-    return [process.pid for found in _markers(key).values() for process in found]
+    deadline = time.monotonic() + _SWEEP_SECONDS
+    # Again and again: a child that was being started takes its own marker after a look.
+    while (found := _markers(key)) and time.monotonic() < deadline:
+        for each in found:
+            marker.sweep(each)
+    return [process.pid for there in found.values() for process in there]
 
 
 def _markers(key: str) -> dict[str, list[procfs.Seen]]:

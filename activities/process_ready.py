@@ -7,11 +7,13 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-
-import httpx
+from typing import TYPE_CHECKING
 
 from perdure.core.environments import Process
 from perdure.errors import PerdureError
+
+if TYPE_CHECKING:
+    import httpx
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})\b")
@@ -108,6 +110,8 @@ class Probe:
 
 
 def _is_address(url: str) -> bool:
+    import httpx  # here: it is a tenth of a worker's start, and few environments need it
+
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -117,6 +121,8 @@ def _is_address(url: str) -> bool:
 
 
 async def _answers(url: str) -> None:
+    import httpx
+
     try:
         status = await _status(httpx.URL(url))
     except (httpx.HTTPError, OSError, ValueError) as error:
@@ -129,6 +135,8 @@ async def _status(url: httpx.URL) -> int:
     """The status of the answer to a GET. Raises httpx.HTTPError, OSError, ValueError."""
     if url.scheme == "http" and not url.userinfo:
         return await _plain_status(url)
+    import httpx
+
     # Neither a proxy nor an authority has a say about a server of this machine.
     async with (
         httpx.AsyncClient(verify=False, trust_env=False, timeout=None) as client,

@@ -10,6 +10,8 @@ import os
 import signal
 from typing import NamedTuple
 
+_ENDED = (b"Z", b"X")
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _HAS_CHILDREN_FILE = os.path.exists("/proc/thread-self/children")
 
 
@@ -25,14 +27,26 @@ class Seen(NamedTuple):
 
 def look_at(pid: int) -> Seen | None:
     """What /proc says of a process; None if there is none."""
+    if not (fields := _stat(pid)):
+        return None
+    return Seen(pid, int(fields[1]), int(fields[2]), int(fields[19]))
+
+
+def may_run(pid: int) -> bool:
+    """Whether it is a process with a program that has not ended; no thread of the kernel."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in _ENDED and not int(fields[6]) & _KERNEL_THREAD
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of its `stat` after the name; none if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
+        return []
     # The name stands in parentheses and may hold any byte, parentheses too.
-    fields = stat[stat.rindex(b")") + 1 :].split()
-    return Seen(pid, int(fields[1]), int(fields[2]), int(fields[19]))
+    return stat[stat.rindex(b")") + 1 :].split()
 
 
 def all_pids() -> list[int]:

@@ -24,6 +24,7 @@ from activities.attempt import Attempt
 from activities.backend import Backends
 from activities.contexts import Contexts, ContextUnavailable, StaleAttempt
 from activities.places import RunPlace, UnsafeName
+from activities.ports import FreePorts
 from activities.results import is_open
 from activities.secrets import WorkerEnvironment
 from activities.supervise import Supervisor, SupervisorLost
@@ -55,8 +56,10 @@ class Steps:
         threads: StepThreads,
         contexts: Contexts,
         backends: Backends | None = None,
+        free_ports: FreePorts | None = None,
     ) -> None:
-        """`runs`: below it each run has its directory. `backends`: of instances on this host."""
+        """`runs`: below it each run has its directory. `backends`: of instances on this host.
+        `free_ports`: for servers that steps start themselves."""
         self._client = client
         self._host = host
         self._runs = runs
@@ -65,6 +68,7 @@ class Steps:
         self._threads = threads
         self._contexts = contexts
         self._backends = backends
+        self._free_ports = free_ports
         self._under_way: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._left_behind: dict[tuple[str, str], StillRunning] = {}
         """Functions that go on although their attempt is over."""
@@ -109,7 +113,7 @@ class Steps:
             if outcome := await self._take_over(attempt, place):
                 return outcome
             stored = await self._contexts.of(task)
-            attempt.prepare(stored, self._environment, self._supervisor)
+            attempt.prepare(stored, self._environment, self._supervisor, self._free_ports)
             work = asyncio.ensure_future(self._call(attempt))
             limit = _Later(attempt.shortest_limit, lambda: attempt.limit(work))
             try:

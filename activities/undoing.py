@@ -16,6 +16,7 @@ from activities.attempt import Attempt, AttemptHost
 from activities.backend import Backends
 from activities.leftovers import remove_created
 from activities.places import RunPlace
+from activities.ports import FreePorts
 from activities.safe_files import own_folder
 from activities.secrets import WorkerEnvironment
 from activities.supervise import Supervisor
@@ -98,13 +99,17 @@ class Undoing(Attempt):
         return self.step.body if self.asked.kind == DECLARED else self.asked.step
 
     def prepare(
-        self, stored: dict[str, Any], environment: WorkerEnvironment, supervisor: Supervisor
+        self,
+        stored: dict[str, Any],
+        environment: WorkerEnvironment,
+        supervisor: Supervisor,
+        free_ports: FreePorts | None = None,
     ) -> None:
         """As of a step. `stored`: the context of before the rollback."""
         asked = self.asked
         if not asked.is_written:
             stored = apply(stored, asked.diff)
-        super().prepare(stored, environment, supervisor)
+        super().prepare(stored, environment, supervisor, free_ports)
         self.host.compensates, self.host.status = asked.step["id"], asked.status
         self.host.diff = restore(asked.diff, self._secrets.load())
         self.host.tries = self._tries

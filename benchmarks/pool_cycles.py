@@ -117,7 +117,12 @@ async def workers(client: Client) -> AsyncIterator[None]:
             client,
             task_queue=instances_queue(shared, _HOST),
             workflows=HOST_WORKFLOWS,
-            activities=[watch, sweep, *map(at_once, of_instances)],  # type: ignore[list-item]
+            activities=[
+                leases.answer_pool,
+                watch,
+                sweep,
+                *map(at_once, of_instances),  # type: ignore[list-item]
+            ],
             **own,  # type: ignore[arg-type]
         ),
         Worker(

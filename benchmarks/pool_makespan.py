@@ -107,7 +107,7 @@ async def makespan(here: Ground, load: Workload, folder: Path) -> Makespan:
             [SuiteTask(task, "") for task in tasks],
             max_parallel=load.max_parallel,
             options=TaskOptions(),
-            pool=PoolUse(pool=suite, max_parallel=load.max_parallel),
+            pool=PoolUse(pool=suite, max_parallel=load.max_parallel, local_words=True),
             environments={name: made.to_json() for name, made in definitions.items()},
         ),
         id=suite_workflow_id(suite),

@@ -6,14 +6,12 @@ finds it as an event: both must make the same of it.
 
 from __future__ import annotations
 
-from pydantic import TypeAdapter
 from temporalio.exceptions import ApplicationError, CancelledError, TimeoutError, TimeoutType
 
 from perdure.core.run import Dispatch, TaskRun
 from perdure.messages import StepFailure, StepOutcome
 from perdure.names import BAD_INPUT, WORKER_LOST, WORKER_SHUTDOWN
-
-_OUTCOME: TypeAdapter[StepOutcome] = TypeAdapter(StepOutcome)
+from perdure.payloads import adapter
 
 
 def take_error(run: TaskRun, dispatch: Dispatch, cause: BaseException | None, now: float) -> str:
@@ -48,7 +46,7 @@ def take_error(run: TaskRun, dispatch: Dispatch, cause: BaseException | None, no
 def failed_outcome(error: ApplicationError) -> StepOutcome:
     """The outcome that a failed activity carries in its details; else one made from the error."""
     if error.details:
-        return _OUTCOME.validate_python(error.details[0])
+        return _outcome(error.details[0])
     return StepOutcome(
         status="failed",
         failure=StepFailure(
@@ -64,4 +62,9 @@ def last_beat(error: TimeoutError) -> StepOutcome | None:
     """What a lost worker told in its last heartbeat: its host, the diff so far."""
     if not error.last_heartbeat_details:
         return None
-    return _OUTCOME.validate_python(error.last_heartbeat_details[0])
+    return _outcome(error.last_heartbeat_details[0])
+
+
+def _outcome(detail: object) -> StepOutcome:
+    outcome: StepOutcome = adapter(StepOutcome).validate_python(detail)
+    return outcome

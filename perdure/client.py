@@ -150,6 +150,10 @@ class Perdure:
         """Whether a worker is on the queue; on a team's server that is taken for granted."""
         return self._embedded is None or self._embedded.is_served(queue)
 
+    def looks_after(self, queue: str) -> bool:
+        """Whether a worker that is lost on the queue is replaced by this process."""
+        return self._embedded is not None and self._embedded.looks_after(queue)
+
     def is_served_by_others(self, queue: str) -> bool:
         """Whether a queue has a worker beside this process's; a team's server has."""
         return self._embedded is None or self._embedded.is_served_by_others(queue)

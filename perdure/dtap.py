@@ -3,7 +3,8 @@
 The task has one step, `run`: the task command, for the shell, with `{task_dir}` replaced by the
 directory's absolute path, quoted where it has to be. It runs in the project's folder, which is on
 its `PYTHONPATH` (P52); `PERDURE_TASK_DIR` names the directory as well, and `EVAL_RESULTS_ROOT` and
-`DT_PORT_RANGE` are handed on if they are set. `metadata` has what is known of domain, type,
+`DT_PORT_RANGE` are handed on if they are set. `mcp` has those of the task's MCP servers that
+mcp.yaml describes, so that each gets a port (P57). `metadata` has what is known of domain, type,
 threat_model, risk_category and task_id, and `task_dir`. `environments` are those behind the MCP
 servers that config.yaml names (P10-P15).
 """
@@ -114,6 +115,8 @@ class DtapProjects:
                 self._say(made.problems, str(task.directory), *_CANNOT_QUOTE)
             else:
                 made.document = self._document(task, command, environments)
+                if mcp := _described(named.value, project):
+                    made.document["steps"][0]["mcp"] = mcp
         return made
 
     def _document(
@@ -214,6 +217,13 @@ class DtapProjects:
     @staticmethod
     def _say(where: list[DocumentProblem], file: str, message: str, remedy: str) -> None:
         where.append(DocumentProblem(file, None, None, None, message, remedy))
+
+
+def _described(named: list[NamedServer], project: _Project) -> dict[str, Any] | None:
+    """What the step says of the task's servers, if mcp.yaml describes any."""
+    known = project.servers.definitions if project.servers else {}
+    servers = [server.name for server in named if server.name in known]
+    return {"config": os.path.abspath(project.mcp_file), "servers": servers} if servers else None
 
 
 def _digest(directory: Path, config: str) -> str:

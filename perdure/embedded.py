@@ -111,6 +111,10 @@ class Embedded:
         """Whether a worker that `serve` started, here or in another process, is on the queue."""
         return bool(workers_on(self._settings.state, queue))
 
+    def looks_after(self, queue: str) -> bool:
+        """Whether a worker that is lost on the queue is replaced by this process."""
+        return queue in self._workers or queue in self._abandoned
+
     def left_on(self, queue: str) -> dict[int, list[str]]:
         """The live workers that `detach` left on the queue, by pid, each with its options."""
         return left_on(self._settings.state, queue)

@@ -12,7 +12,11 @@ from temporalio.api.common.v1 import Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import (
+    Client,
+    WorkflowExecutionStatus,
+    WorkflowHistoryEventAsyncIterator,
+)
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -23,6 +27,9 @@ PATIENCE_SECONDS = 60.0
 
 LOOK_SECONDS = 0.2
 """How often a server is asked whether a run is closed."""
+
+STALE_PAGES = 20
+"""How often in a row a reader begins anew because the server takes its page's token no more."""
 
 _PAUSE_SECONDS = 0.3
 
@@ -116,7 +123,7 @@ async def pages(
     at: str | None = run_id
     while at is not None:
         following: str | None = None
-        async for page in _pages_of_run(client, workflow_id, at, follow=follow):
+        async for page in pages_of_run(client, workflow_id, at, follow=follow):
             if page[-1].event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                 attributes = page[-1].workflow_execution_continued_as_new_event_attributes
                 following = attributes.new_execution_run_id
@@ -124,13 +131,22 @@ async def pages(
         at = following
 
 
-async def _pages_of_run(
-    client: Client, workflow_id: str, run_id: str, *, follow: bool
+async def pages_of_run(
+    client: Client,
+    workflow_id: str,
+    run_id: str,
+    *,
+    follow: bool = False,
+    page_size: int | None = None,
 ) -> AsyncIterator[list[HistoryEvent]]:
-    """Pages of one run, none of them empty."""
+    """The events of one run of a chain, in pages of which none is empty. Raises as `pages`."""
     handle = client.get_workflow_handle(workflow_id, run_id=run_id)
-    seen, silence_began = 0, None
-    events = handle.fetch_history_events(wait_new_event=follow)
+
+    def begin() -> WorkflowHistoryEventAsyncIterator:
+        return handle.fetch_history_events(wait_new_event=follow, page_size=page_size)
+
+    seen, stale, silence_began = 0, 0, None
+    events, is_first = begin(), True
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -138,18 +154,24 @@ async def _pages_of_run(
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise UnknownRun(f"the server knows no run {workflow_id!r} ({run_id})") from error
-            silence_began = silence_began or loop.time()
-            patient = follow and loop.time() - silence_began < PATIENCE_SECONDS
-            if not patient or error.status not in _PASSING:
+            if error.status is RPCStatusCode.INVALID_ARGUMENT and not is_first:
+                # The page's token: the history was written on, or loaded anew, since it was given.
+                stale += 1
+                is_hopeless = stale > STALE_PAGES
+            else:
+                silence_began = silence_began or loop.time()
+                patient = follow and loop.time() - silence_began < PATIENCE_SECONDS
+                is_hopeless = not patient or error.status not in _PASSING
+            if is_hopeless:
                 raise _unanswered(workflow_id, error) from error
             await asyncio.sleep(_PAUSE_SECONDS)
             # A page's token may not outlive the server that gave it: from the start, then.
-            events = handle.fetch_history_events(wait_new_event=follow)
+            events, is_first = begin(), True
             continue
-        silence_began = None
+        silence_began, is_first = None, False
         page = [event for event in events.current_page or () if event.event_id > seen]
         if page:
-            seen = page[-1].event_id
+            seen, stale = page[-1].event_id, 0
             yield page
         if events.next_page_token is None:
             return

@@ -17,6 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.config import Settings
 from perdure.errors import PerdureError
+from perdure.event_log import UnknownRun, pages_of_run
 from perdure.storage import TEMPORARY_PREFIX
 
 GRACE = timedelta(days=7)
@@ -122,12 +123,15 @@ async def _named_by_histories(client: Client, limit: datetime) -> tuple[set[str]
     async for run in client.list_workflows(query):
         handle = client.get_workflow_handle(run.id, run_id=run.run_id)
         try:
-            async for event in handle.fetch_history_events():
-                named |= _digests(event.SerializeToString())
+            async for page in pages_of_run(client, run.id, run.run_id):
+                for event in page:
+                    named |= _digests(event.SerializeToString())
             # Heartbeat details of a running activity are in no event.
             named |= _digests((await handle.describe()).raw_description.SerializeToString())
+        except UnknownRun:
+            pass  # its retention ended just now
         except RPCError as error:
-            if error.status is not RPCStatusCode.NOT_FOUND:  # its retention ended just now
+            if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
         runs_read += 1
     return named, runs_read

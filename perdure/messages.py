@@ -102,6 +102,8 @@ class TaskOptions:
     slot_reminder_seconds: float | None = None
     """How often a task that waits for slots makes sure that its limits know; None: as
     `workflows.options` has it."""
+    host_patience_seconds: float | None = None
+    """How long a task that has ended waits for its host to take up the record; None: likewise."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ class PoolUse:
     """Leases of the suite at a time."""
     keep_envs: bool = False
     """True: instances stay when nobody needs them any more."""
+    local_words: bool = False
+    """True: what is told to the pool is told by local activities, and what it makes no use of is
+    left out. False: runs of the first version, which go on as they began."""
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class PoolHandle:
         """Start the pool if it is not open."""
         await self._link.client.start_workflow(
             POOL_WORKFLOW,
-            PoolInput(self.name, uuid.uuid4().hex),
+            PoolInput(self.name, uuid.uuid4().hex, early=True),
             id=self._handle.id,
             task_queue=self._shared,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,

@@ -39,6 +39,9 @@ class PoolInput:
     options: PoolTimes = field(default_factory=PoolTimes)
     state: dict[str, Any] | None = None
     """Carried over a continue-as-new."""
+    early: bool = False
+    """True: instances are started as soon as a suite declares its tasks, and their workflows begin
+    with the order for that. False: a pool of the first version, which goes on as it began."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class LeaseRequest:
     bind: bool = False
     """True: only the host of the worker that hands the request on will do: it alone serves the
     task's queue."""
+    index: int = 0
+    """The task's position in its suite's list."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,20 @@ class SetDemand:
 
 
 @dataclass(frozen=True)
+class InstanceOrder:
+    """An order of the pool, by the signal `order`. An instance follows its newest order only."""
+
+    kind: Literal["start", "reset", "check", "stop"]
+    order: int
+    ports: dict[str, int] = field(default_factory=dict)
+    """Of a start: by variable."""
+    reset: bool = False
+    """Of a start: reset it before the answer."""
+    reason: str = ""
+    """Of a stop, for people."""
+
+
+@dataclass(frozen=True)
 class InstanceInput:
     """Start of an InstanceWorkflow."""
 
@@ -130,18 +149,11 @@ class InstanceInput:
     alone."""
     state: dict[str, Any] | None = None
     """Carried over a continue-as-new."""
-
-
-@dataclass(frozen=True)
-class InstanceOrder:
-    """An order of the pool, by the signal `order`. An instance follows its newest order only."""
-
-    kind: Literal["start", "reset", "check", "stop"]
-    order: int
-    ports: dict[str, int] = field(default_factory=dict)
-    """Of a start: by variable."""
-    reason: str = ""
-    """Of a stop, for people."""
+    order: InstanceOrder | None = None
+    """The first one; None: it comes by signal, as all others do."""
+    local_words: bool = False
+    """True: it answers its pool by local activities. False: instances of the first version, which
+    go on as they began."""
 
 
 AnswerKind = Literal[
@@ -177,8 +189,18 @@ class InstanceAnswer:
     """Of `ports_taken`: those that somebody else has."""
     at_start: bool = False
     """Of `ports_taken`: that showed only when the instance came up."""
+    was_reset: bool = False
+    """Of `started`: it was reset after that."""
     pool_uuid: str = ""
     """Of the pool that the instance belongs to: another one of the same name may hear it."""
+
+
+@dataclass(frozen=True)
+class AnswerCall:
+    """Input of the activity `answer_pool`."""
+
+    pool: str
+    answer: InstanceAnswer
 
 
 @dataclass(frozen=True)
@@ -194,6 +216,8 @@ class InstanceCall:
     ports: dict[str, int] = field(default_factory=dict)
     pool_run_id: str = ""
     """As in `InstanceInput`."""
+    reset: bool = False
+    """Of a start: reset it when it is healthy."""
 
 
 @dataclass(frozen=True)

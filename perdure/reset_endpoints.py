@@ -9,8 +9,6 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import httpx
-
 from perdure.core.environments import ResetEndpoint
 from perdure.errors import PerdureError
 
@@ -43,6 +41,8 @@ async def call_endpoint(
     endpoint: ResetEndpoint, ports: Mapping[str, int], patience: Patience
 ) -> None:
     """Call until it answers with 2xx. Raises ResetFailed with what it said last."""
+    import httpx  # here: it is a tenth of a worker's start, and few environments need it
+
     url = filled(endpoint.url, ports, f"reset endpoint {endpoint.name}")
     method, answer = endpoint.method.upper(), ""
     for number in range(1, patience.tries + 1):
@@ -68,6 +68,8 @@ async def call_endpoint(
 
 async def _ask(method: str, url: str) -> tuple[str, float]:
     """What is wrong with the answer, nothing for 2xx; and for how many seconds it asks."""
+    import httpx
+
     headers = {"Content-Type": "application/json"}
     verify = _tls() if url.startswith("https:") else False
     async with (
@@ -90,6 +92,8 @@ async def _ask(method: str, url: str) -> tuple[str, float]:
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Made once, if ever: reading the certificates takes long."""
+    import httpx
+
     return httpx.create_ssl_context(trust_env=False)
 
 

@@ -37,8 +37,9 @@ _Usage = dict[str, _Number]
 _Part = Annotated[str, AfterValidator(_safe)]
 """What becomes part of a path."""
 _Status = Literal["succeeded", "failed", "cancelled"]
-# Strict: the values are used as they are, so a number in quotes is none.
-_MORE = ConfigDict(extra="allow", strict=True)
+# Strict: the values are used as they are, so a number in quotes is none. Checks are made when they
+# are first used: every program imports this, and few read results.
+_MORE = ConfigDict(extra="allow", strict=True, defer_build=True)
 
 
 class ResultsError(PerdureError):

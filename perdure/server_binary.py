@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from temporalio.testing import WorkflowEnvironment
-
 from perdure.server_process import FLAGS, ServerError
 from perdure.state import StateDir, explained
 
@@ -71,6 +69,8 @@ async def _download(state: StateDir) -> Path:
 
     The SDK has no call for the download alone, so its server is started once, and ended.
     """
+    from temporalio.testing import WorkflowEnvironment  # here: it brings all of the SDK's worker
+
     with explained(state.downloads):
         state.downloads.mkdir(mode=0o700, exist_ok=True)
     async with await WorkflowEnvironment.start_local(download_dest_dir=str(state.downloads)):

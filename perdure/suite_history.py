@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from pydantic import TypeAdapter
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
@@ -16,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.core import suite_control as control
 from perdure.core.suite import CANCELLED, CANCELLED_UNSTARTED, TERMINATED, TIMED_OUT, Suite
-from perdure.event_log import Decoder, HistoryError, event_time, pages
+from perdure.event_log import Decoder, HistoryError, event_time, pages, pages_of_run
 from perdure.messages import (
     ClosedTrial,
     ProgressRequest,
@@ -35,8 +34,7 @@ from perdure.names import (
     TRIAL_ENDED,
     WRITE_MISSING,
 )
-
-_SUMMARY: TypeAdapter[TrialSummary] = TypeAdapter(TrialSummary)
+from perdure.payloads import adapter
 
 _FORCED_ENDS = {
     EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_CANCELED: (
@@ -69,11 +67,10 @@ async def suite_of(client: Client, workflow_id: str, run_id: str | None = None) 
 async def definition_of(client: Client, workflow_id: str, run_id: str) -> SuiteInput:
     """What one run of a suite was started with; reads its first event alone.
 
-    Raises HistoryError.
+    Raises UnknownRun, and HistoryError if the history cannot be read.
     """
-    handle = client.get_workflow_handle(workflow_id, run_id=run_id)
-    async for event in handle.fetch_history_events(page_size=1):
-        attributes = event.workflow_execution_started_event_attributes
+    async for page in pages_of_run(client, workflow_id, run_id, page_size=1):
+        attributes = page[0].workflow_execution_started_event_attributes
         return await Decoder(client, workflow_id).value(attributes.input, SuiteInput)
     raise HistoryError(f"{workflow_id} has no history")
 
@@ -211,7 +208,7 @@ class SuiteHistory:
         attributes = event.child_workflow_execution_failed_event_attributes
         error = await self._decoder.error(attributes.failure)
         if isinstance(error, ApplicationError) and error.details:
-            suite.hear(_SUMMARY.validate_python(error.details[0]))
+            suite.hear(adapter(TrialSummary).validate_python(error.details[0]))
         else:
             name, run_id = self._children[attributes.initiated_event_id]
             suite.lose(name, run_id, str(error))

@@ -168,7 +168,9 @@ def suite_input(
         max_cost=bounds.cost("max_cost", max_cost),
         retry_infrastructure=bounds.count("retry_infrastructure", retry_infrastructure, low=0),
         by_priority=True,
-        pool=replace(pool or PoolUse(), max_parallel=max_parallel) if environments else None,
+        pool=replace(pool or PoolUse(), max_parallel=max_parallel, local_words=True)
+        if environments
+        else None,
         environments=dict(environments or {}),
     )
 

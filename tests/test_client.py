@@ -9,11 +9,13 @@ import os
 import signal
 import sys
 import uuid
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import workflows.suite
 from perdure.client import (
     Perdure,
     SuiteRun,
@@ -33,7 +35,7 @@ from perdure.suite_input import BadId
 from perdure.task_start import TaskRunning
 from perdure.workers import WorkerFailed, log_pids
 from tests.conftest import find_program
-from tests.waiting import until
+from tests.waiting import HASTY, until
 
 WAIT = {"id": "wait", "type": "command", "command": "while [ ! -e go ]; do sleep 0.05; done"}
 
@@ -127,10 +129,14 @@ async def test_a_callback_that_fails_or_writes_changes_nothing(
 
 
 async def test_progress_is_told_as_it_is_made_and_each_end_once(perdure: Perdure) -> None:
+    """P20"""
     run = await perdure.start_suite([task(f"t{n}") for n in range(5)], max_parallel=2)
     seen: list[SuiteProgress] = []
     await run.follow(on_progress=seen.append, poll_seconds=0.01)
-    assert sorted(t.task_id for p in seen for t in p.ended) == [f"t{n}" for n in range(5)]
+    ended = [t.task_id for p in seen for t in p.ended]
+    assert sorted(ended) == [f"t{n}" for n in range(5)]
+    lines = (perdure.settings.state.results / run.suite / "results.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["task"] for line in lines) == sorted(ended)
     assert (seen[-1].succeeded, seen[-1].pending, seen[-1].running) == (5, 0, [])
     assert (await run.wait()).succeeded == 5
 
@@ -439,15 +445,16 @@ async def test_a_suite_with_a_worker_that_was_left_behind_gets_no_second_one(
     embedded_settings: Settings,
 ) -> None:
     said: list[str] = []
+    waiting = {"id": "t", "steps": [{**WAIT, "heartbeat_timeout": 1}]}
     async with await Perdure.connect(embedded_settings) as perdure:
-        run = await perdure.start_suite({"id": "t", "steps": [WAIT]}, suite="left")
+        run = await perdure.start_suite(waiting, suite="left")
         await until(lambda: _runs_step(run))
         run.detach()
     (pid,) = worker_pids(embedded_settings)
     for _ in range(2):
         async with await Perdure.connect(embedded_settings) as perdure:
             run = await perdure.start_suite(
-                {"id": "t", "steps": [WAIT]},
+                waiting,
                 suite="left",
                 worker=WorkerConfig(pass_env=("SOME",)),
                 say=said.append,
@@ -457,7 +464,7 @@ async def test_a_suite_with_a_worker_that_was_left_behind_gets_no_second_one(
     assert worker_pids(embedded_settings) == {pid}
     assert "no options for steps" in said[0]
     async with await Perdure.connect(embedded_settings) as perdure:
-        run = await perdure.start_suite({"id": "t", "steps": [WAIT]}, suite="left")
+        run = await perdure.start_suite(waiting, suite="left")
         os.kill(pid, signal.SIGKILL)
         await until(lambda: bool(worker_pids(embedded_settings) - {pid}), "one takes its place")
         await run.cancel()
@@ -498,21 +505,20 @@ async def test_what_a_run_would_lack_is_found_before_anything_starts(
 
 
 async def test_a_record_that_cannot_be_written_is_told_of(
-    embedded_settings: Settings, tmp_path: Path
+    perdure: Perdure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = tmp_path / "results"
-    async with await Perdure.connect(embedded_settings) as perdure:
-        run = await perdure.start_suite(task("t", "true"), suite="s", results_dir=results)
-        assert (await run.wait()).succeeded == 1
-        assert "note" not in (await run.outcome())["tasks"][0]["trials"][0]
-    block = results / "blocked" / "t"
+    monkeypatch.setattr(workflows.suite, "WRITE_AGAIN_AFTER", (timedelta(milliseconds=10),))
+    results, blocked = tmp_path / "results", name()
+    run = await perdure.start_suite(task("t", "true"), suite=name(), results_dir=results)
+    assert (await run.wait()).succeeded == 1
+    assert "note" not in (await run.outcome())["tasks"][0]["trials"][0]
+    block = results / blocked / "t"
     block.parent.mkdir()
     block.touch()  # a file where the task's directory is to be
-    async with await Perdure.connect(embedded_settings) as perdure:
-        document = await perdure.run_suite(task("t", "true"), suite="blocked", results_dir=results)
-        [trial] = document["tasks"][0]["trials"]
-        assert trial["status"] == "succeeded"
-        assert "could not be written" in trial["note"]
+    document = await perdure.run_suite(task("t", "true"), suite=blocked, results_dir=results)
+    [trial] = document["tasks"][0]["trials"]
+    assert trial["status"] == "succeeded"
+    assert "could not be written" in trial["note"]
 
 
 async def test_whatever_ends_the_watch_over_server_and_workers_ends_the_run(
@@ -544,13 +550,14 @@ async def test_half_a_character_in_an_option_is_refused(
 CLIENT = """
 import asyncio, sys
 from pathlib import Path
-from perdure.client import Perdure
+from perdure.client import Perdure, WorkerConfig
 from perdure.config import Settings
 
 async def main():
     settings = Settings.from_env({"PERDURE_STATE_DIR": sys.argv[1]})
     async with await Perdure.connect(settings) as perdure:
-        await perdure.run_suite(sys.argv[2], suite="crashed")
+        worker = WorkerConfig(steps=("hasty",))
+        await perdure.run_suite(sys.argv[2], suite="crashed", worker=worker)
 
 asyncio.run(main())
 """
@@ -561,8 +568,10 @@ async def test_a_client_that_is_killed_takes_its_worker_along_and_cancel_cleans_
 ) -> None:
     document = tmp_path / "t.json"
     document.write_text(json.dumps({"id": "t", "steps": [WAIT]}))
+    (tmp_path / "hasty.py").write_text(HASTY)
     client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CLIENT, str(embedded_settings.state.path), str(document))
+        *(sys.executable, "-c", CLIENT, str(embedded_settings.state.path), str(document)),
+        cwd=tmp_path,
     )
     runs = embedded_settings.state.runs / "crashed" / "t" / "1"
     await until(lambda: client.returncode is not None or any(runs.glob("*/steps/wait.1")))

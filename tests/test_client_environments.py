@@ -120,7 +120,7 @@ async def test_a_task_by_itself_has_its_environments_too(
 async def test_a_project_in_the_fields_own_layout_runs_as_it_is(
     perdure: Perdure, pool: str, tmp_path: Path
 ) -> None:
-    """P1, P13, P52"""
+    """P21, P1, P13, P52"""
     project = Project(tmp_path / "project", version=None)
     (project.config / "env.yaml").write_text(ENV.replace("  web:", "  web-shop:"))
     mcp = "servers: [{name: Shop, environment: web-shop}]\n"

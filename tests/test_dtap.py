@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_a_directory_becomes_one_command_in_the_projects_folder(project: Project
         "command": f"python3 run.py --task-dir {directory}",
         "cwd": str(project.root),
         "env": {"PYTHONPATH": str(project.root), "PERDURE_TASK_DIR": str(directory)},
+        "mcp": {"config": str(project.config / "mcp.yaml"), "servers": ["gmail"]},
     }
 
 
@@ -185,6 +187,22 @@ def test_the_port_range_of_a_tasks_own_servers_is_handed_on(
     env = step(the_task(load_dtap(project.task("crm/benign/1"))))["env"]
     assert env["DT_PORT_RANGE"] == "21000-21999"
     assert "DT_PORT_RANGE_START" not in env
+
+
+def test_the_step_names_the_servers_that_mcp_yaml_describes_and_no_others(
+    project: Project,
+) -> None:
+    """P57"""
+
+    def mcp(config: str) -> Any:
+        directory = project.task(f"crm/benign/{uuid.uuid4().hex}", config)
+        return step(the_task(load_dtap(directory))).get("mcp")
+
+    sub_agents = "sub_agents: [{mcp_servers: [{name: X}]}]"
+    three = f"Agent: {{mcp_servers: [{{name: Gmail}}, {{name: nobodys}}], {sub_agents}}}"
+    assert mcp(three)["servers"] == ["gmail", "x"]
+    assert mcp("Agent: {mcp_servers: [{name: nobodys}]}") is None
+    assert mcp("{}") is None
 
 
 # --- The root ---------------------------------------------------------------------------------

@@ -196,8 +196,8 @@ def test_a_run_says_what_is_missing_and_the_same_command_writes_it(
     results = small_disk / "results"
     again = ("run", "tasks", "--suite", "s", "--max-parallel", "1", "--results", results, "--json")
 
-    first = perdure.start(*again)
-    out, err = first.communicate(timeout=240)  # it waits a while for room
+    first = perdure(*again, *perdure.hasty())  # it waits a while for room
+    out, err = first.stdout, first.stderr
 
     assert first.returncode == 2, err
     assert json.loads(out)["totals"]["succeeded"] == 3

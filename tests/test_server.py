@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
-from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
@@ -103,17 +102,16 @@ async def test_a_server_is_started_for_its_user_and_stopped_after_it(settings: S
     assert not settings.state.server_file.exists()
 
 
-async def test_a_directory_with_odd_characters_serves_too(tmp_path: Path) -> None:
+async def test_the_server_is_detached_bound_to_loopback_and_knows_nothing_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "elsewhere:1")
+    # It serves in a directory of any name.
     settings = settings_for(tmp_path / "a b?c#d%20e'ü&_pragma=x")
 
     async with embedded_server(settings):
         assert settings.state.database.exists()
-
-
-async def test_the_server_is_detached_from_the_terminal_and_bound_to_loopback(
-    settings: Settings,
-) -> None:
-    async with embedded_server(settings):
         pid = status(settings.state).pid
         assert pid
         process = psutil.Process(pid)
@@ -123,39 +121,22 @@ async def test_the_server_is_detached_from_the_terminal_and_bound_to_loopback(
         assert os.readlink(f"/proc/{pid}/fd/2") == str(settings.state.server_log)
         listening = {c.laddr.ip for c in process.net_connections("tcp") if c.status == "LISTEN"}
         assert listening <= {"127.0.0.1", "::1"}
+        assert set(process.environ()) <= set(server_process._SAFE_ENVIRONMENT)
 
 
-async def test_nothing_of_the_users_environment_reaches_the_server(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+async def test_a_new_and_an_old_database_keep_closed_runs_as_set_and_know_search_attributes(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    monkeypatch.setenv("TEMPORAL_ADDRESS", "elsewhere:1")
-
-    async with embedded_server(settings):
-        environment = psutil.Process(status(settings.state).pid).environ()
-
-    assert set(environment) <= set(server_process._SAFE_ENVIRONMENT)
-
-
-async def test_closed_runs_are_kept_as_long_as_the_setting_says(tmp_path: Path) -> None:
     for days in (90, 400):
         env = {} if days == 90 else {"PERDURE_RETENTION_DAYS": str(days)}
         settings = settings_for(tmp_path / "state", **env)
         async with embedded_server(settings) as server:
-            client = await Client.connect(server.address)
+            client = await connect(settings, address=server.address)
             described = await client.workflow_service.describe_namespace(
                 DescribeNamespaceRequest(namespace="default")
             )
-        retention = described.config.workflow_execution_retention_ttl.ToTimedelta()
-        assert retention == timedelta(days=days)
-
-
-async def test_search_attributes_are_known_to_a_new_and_to_an_old_database(
-    settings: Settings,
-) -> None:
-    for _ in range(2):
-        async with embedded_server(settings) as server:
-            client = await connect(settings, address=server.address)
+            retention = described.config.workflow_execution_retention_ttl.ToTimedelta()
+            assert retention == timedelta(days=days)
             assert await ensure_search_attributes(client)
             for name, kind in SEARCH_ATTRIBUTES.items():
                 value = "0.5" if kind == "Double" else "'x'"
@@ -239,7 +220,7 @@ async def test_users_that_come_and_go_in_any_order_share_one_server_and_leave_no
     most = 0
     while any(process.poll() is None for process in processes):
         most = max(most, len(await asyncio.to_thread(servers_of, settings.state)))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # a look at all processes is work for the others
     ends = [process.communicate() for process in processes]
 
     assert [process.returncode for process in processes] == [0] * 5, ends

@@ -655,7 +655,7 @@ async def test_c33_a_process_over_its_limit_is_gone_before_the_retry_begins(here
             "id": "a",
             "type": "command",
             "command": ["sh", "-c", command],
-            "timeout": 2,
+            "timeout": 1,
             "retry": {"max_attempts": 3, "initial_interval": 0.05},
         }
     )

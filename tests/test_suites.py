@@ -542,6 +542,7 @@ def test_a_default_id_is_readable_and_legal() -> None:
 
 
 def test_numbers_below_one_and_ranges_outside_a_task_are_refused() -> None:
+    """P9: where the driver of the field takes 1 without a word."""
     with pytest.raises(PerdureError, match="max_parallel 0"):
         suite_input("s", [task("a")], max_parallel=0, options=TaskOptions())
     with pytest.raises(PerdureError, match="repeats"):

@@ -18,6 +18,7 @@ from temporalio.exceptions import ActivityError, FailureError, TimeoutError, is_
 with workflow.unsafe.imports_passed_through():
     from perdure.core.pool_definitions import Definition
     from perdure.names import (
+        ANSWER_POOL,
         CHECK_INSTANCE,
         INSTANCE_ANSWERED,
         INSTANCE_WORKFLOW,
@@ -29,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
         WATCH_INSTANCE,
     )
     from perdure.pool_messages import (
+        AnswerCall,
         AnswerKind,
         InstanceAnswer,
         InstanceCall,
@@ -39,6 +41,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import (
         ANSWER_AGAIN,
         CHECK,
+        LOCAL_WORD,
         STOP,
         STOP_AGAIN,
         WATCH,
@@ -67,7 +70,7 @@ class InstanceWorkflow:
         state = start.state or {}
         self._start = start
         self._definition = Definition.from_json(start.definition)
-        self._newest = InstanceOrder(**state["newest"]) if state else None
+        self._newest = InstanceOrder(**state["newest"]) if state else start.order
         self._followed = state.get("followed", 0)
         """The number of the newest order that is under way, or answered."""
         self._answer = InstanceAnswer(**state["answer"]) if state.get("answer") else None
@@ -185,7 +188,8 @@ class InstanceWorkflow:
                 prepared = await self._call(PREPARE_ENVIRONMENT, prepare_options(definition))
                 if not prepared.ok:
                     return prepared
-            return await self._call(START_INSTANCE, start_options(definition))
+            options = start_options(definition, reset=order.reset)
+            return await self._call(START_INSTANCE, options, reset=order.reset)
         if order.kind == "reset":
             result = await self._call(RESET_INSTANCE, reset_options(definition))
             if self._watch and self._watch.done():
@@ -220,15 +224,27 @@ class InstanceWorkflow:
         if self._answer is None:
             # Never an order: nothing was started, and an order that comes now meets nobody.
             return False
-        # By its id alone: the pool may have continued as new.
-        pool = workflow.get_external_workflow_handle(self._start.pool_workflow_id)
+        if await self._is_told(self._answer):
+            return True
+        if self._answer.kind != "stopped":
+            await self._stop_alone()
+        return False
+
+    async def _is_told(self, answer: InstanceAnswer) -> bool:
+        """Send the pool an answer; False: it is gone. By its id alone: it may have continued as
+        new."""
+        start = self._start
+        if start.local_words:  # one event, in place of three and another workflow task
+            is_told: bool = await workflow.execute_local_activity(
+                ANSWER_POOL, AnswerCall(start.pool, answer), result_type=bool, **LOCAL_WORD
+            )
+            return is_told
+        pool = workflow.get_external_workflow_handle(start.pool_workflow_id)
         try:
-            await pool.signal(INSTANCE_ANSWERED, self._answer)
+            await pool.signal(INSTANCE_ANSWERED, answer)
         except FailureError as error:
             if is_cancelled_exception(error):
                 raise
-            if self._answer.kind != "stopped":
-                await self._stop_alone()
             return False
         return True
 
@@ -260,9 +276,11 @@ class InstanceWorkflow:
         kind = good if result.ok else bad
         if result.taken_ports and order.kind == "start":
             kind = "ports_taken"
-        return self._told(kind, order.order, result)
+        return self._told(kind, order.order, result, was_reset=order.reset and result.ok)
 
-    def _told(self, kind: AnswerKind, order: int, result: InstanceResult) -> InstanceAnswer:
+    def _told(
+        self, kind: AnswerKind, order: int, result: InstanceResult, *, was_reset: bool = False
+    ) -> InstanceAnswer:
         return InstanceAnswer(
             instance=self._start.number,
             order=order,
@@ -274,14 +292,18 @@ class InstanceWorkflow:
             ports=result.taken_ports,
             at_start=result.at_start,
             pool_uuid=self._start.pool_uuid,
+            was_reset=was_reset,
         )
 
     # --- Activities -------------------------------------------------------------------------
 
-    async def _call(self, name: str, options: workflow.ActivityConfig) -> InstanceResult:
+    async def _call(
+        self, name: str, options: workflow.ActivityConfig, *, reset: bool = False
+    ) -> InstanceResult:
+        call = self._instance()
         try:
             result: InstanceResult = await workflow.execute_activity(
-                name, self._instance(), result_type=InstanceResult, **options
+                name, replace(call, reset=reset), result_type=InstanceResult, **options
             )
             return result
         except ActivityError as error:

@@ -1,7 +1,8 @@
 """What a task tells its pool about its lease, and how it makes sure that it is heard.
 
-By activities on the control queue, where no step is in the way: they are in the history until they
-are done, and the pool's workflow is started if it is not there. The pool answers by signals.
+By local activities, of some milliseconds each: no step is in their way, a word costs one event and
+no way through the server, and the pool's workflow is started if it is not there. The pool answers
+by signals. Runs of the first version used activities on the control queue, and go on so.
 """
 
 from __future__ import annotations
@@ -25,16 +26,32 @@ with workflow.unsafe.imports_passed_through():
         control_queue,
     )
     from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen
-    from workflows.options import LEASE_REMINDER, REMIND_OF_LEASE, lease_options
+    from workflows.options import (
+        LEASE_REMINDER,
+        REMIND_OF_LEASE,
+        lease_options,
+        local_lease_options,
+    )
+
+Word = LeaseRequest | LeaseSeen | LeaseRelease
 
 
 class LeaseWords:
     """The words of one run to its pool."""
 
     def __init__(
-        self, run: TaskRun, stir: Callable[[], None], reminder_seconds: float | None
+        self,
+        run: TaskRun,
+        stir: Callable[[], None],
+        reminder_seconds: float | None,
+        *,
+        local: bool,
     ) -> None:
-        """`stir` is called when a word has arrived, or a long wait has grown a long history."""
+        """`stir` is called when a word has arrived, or a long wait has grown a long history.
+
+        `local`: see `PoolUse.local_words`.
+        """
+        self._local = local
         self._run = run
         self._stir = stir
         self._interval = (
@@ -52,10 +69,11 @@ class LeaseWords:
             self._reminder = asyncio.create_task(self._remind())
         # Kept alive by the activities that they await.
         for word in self._run.take_lease_words():
+            if self._local and isinstance(word, LeaseSeen):
+                continue  # a signal is not lost on its way: only a closed task does not hear it
             self.under_way += 1
             self.releases += isinstance(word, LeaseRelease)
-            sending = workflow.start_activity(_activity_for(word), word, **lease_options(word))
-            asyncio.create_task(self._await(word, sending))  # noqa: RUF006
+            asyncio.create_task(self._await(word, self._send(word)))  # noqa: RUF006
 
     async def given_back(self) -> None:
         """Return when all that was given back has arrived."""
@@ -66,7 +84,14 @@ class LeaseWords:
         if self._reminder:
             self._reminder.cancel()
 
-    async def _await(self, word: object, sending: workflow.ActivityHandle[Any]) -> None:
+    def _send(self, word: Word) -> workflow.ActivityHandle[Any]:
+        if self._local:
+            return workflow.start_local_activity(
+                _activity_for(word), word, **local_lease_options(word)
+            )
+        return workflow.start_activity(_activity_for(word), word, **lease_options(word))
+
+    async def _await(self, word: Word, sending: workflow.ActivityHandle[Any]) -> None:
         await sending
         self.under_way -= 1
         self.releases -= isinstance(word, LeaseRelease)
@@ -84,7 +109,7 @@ class LeaseWords:
                 self._stir()
 
 
-def _activity_for(word: LeaseRequest | LeaseSeen | LeaseRelease) -> str:
+def _activity_for(word: Word) -> str:
     match word:
         case LeaseRequest():
             return ACQUIRE_LEASE

@@ -41,6 +41,12 @@ SLOT = workflow.ActivityConfig(
     ),
 )
 
+LOCAL_WORD = workflow.LocalActivityConfig(
+    start_to_close_timeout=timedelta(seconds=10),  # one signal
+    retry_policy=SLOT["retry_policy"],  # for ever, for the same reasons
+)
+"""A word by a local activity: one event and no round trip for some milliseconds."""
+
 SLOT_REMINDER = timedelta(minutes=5)
 """How often a task that waits for slots makes sure that its limits know: one that is terminated by
 hand has forgotten who waits."""
@@ -129,12 +135,22 @@ def slot_options(what: str, word: SlotRequest | SlotRelease) -> workflow.Activit
 
 def lease_options(word: LeaseRequest | LeaseSeen | LeaseRelease) -> workflow.ActivityConfig:
     """How a word to a pool is sent: as one to a limit is, for the same reasons."""
+    return SLOT | workflow.ActivityConfig(
+        task_queue=control_queue(workflow.info().task_queue), summary=_lease_summary(word)
+    )
+
+
+def local_lease_options(
+    word: LeaseRequest | LeaseSeen | LeaseRelease,
+) -> workflow.LocalActivityConfig:
+    """The same without a way through the server."""
+    return LOCAL_WORD | workflow.LocalActivityConfig(summary=_lease_summary(word))
+
+
+def _lease_summary(word: LeaseRequest | LeaseSeen | LeaseRelease) -> str:
     what = {"LeaseRequest": "ask", "LeaseSeen": "heard of", "LeaseRelease": "give back"}
     number = word.request_id.rpartition(":")[2]
-    return SLOT | workflow.ActivityConfig(
-        task_queue=control_queue(workflow.info().task_queue),
-        summary=f"{what[type(word).__name__]} · {word.pool} · lease {number}",
-    )
+    return f"{what[type(word).__name__]} · {word.pool} · lease {number}"
 
 
 DEMAND_INTERVAL = timedelta(seconds=2)
@@ -144,13 +160,26 @@ has asked by then, and a suite of many short tasks does not fill its history wit
 
 def demand_options(demand: SetDemand) -> workflow.ActivityConfig:
     """How a suite's word reaches its pool: as one to a limit does, for the same reasons."""
-    what = "needs nothing more" if demand.over else f"at most {demand.max_parallel}"
     return SLOT | workflow.ActivityConfig(
-        task_queue=control_queue(workflow.info().task_queue), summary=f"{demand.pool} · {what}"
+        task_queue=control_queue(workflow.info().task_queue), summary=_demand_summary(demand)
     )
 
 
+def local_demand_options(demand: SetDemand) -> workflow.LocalActivityConfig:
+    """The same without a way through the server."""
+    return LOCAL_WORD | workflow.LocalActivityConfig(summary=_demand_summary(demand))
+
+
+def _demand_summary(demand: SetDemand) -> str:
+    what = "needs nothing more" if demand.over else f"at most {demand.max_parallel}"
+    return f"{demand.pool} · {what}"
+
+
 _BACKSTOP = timedelta(seconds=60)
+
+
+_ONCE = RetryPolicy(maximum_attempts=1)
+"""The core counts: application failures, worker losses and rollbacks apart."""
 
 
 def step_options(dispatch: Dispatch, queue: str | None) -> workflow.ActivityConfig:
@@ -164,8 +193,7 @@ def step_options(dispatch: Dispatch, queue: str | None) -> workflow.ActivityConf
         # The worker ends a step at its own limit and says so; this only catches one that cannot.
         start_to_close_timeout=timedelta(seconds=step.timeout_seconds) + _BACKSTOP,
         heartbeat_timeout=timedelta(seconds=step.heartbeat_timeout_seconds),
-        # The core counts: application failures, worker losses and rollbacks apart.
-        retry_policy=RetryPolicy(maximum_attempts=1),
+        retry_policy=_ONCE,
         # A cancelled step cleans up and answers with what it wrote.
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
@@ -275,14 +303,16 @@ def prepare_options(definition: Definition) -> workflow.ActivityConfig:
     )
 
 
-def start_options(definition: Definition) -> workflow.ActivityConfig:
-    """How an instance is brought up: `up`, then its health, each with its limit, twice at most."""
+def start_options(definition: Definition, *, reset: bool = False) -> workflow.ActivityConfig:
+    """How an instance is brought up: `up`, then its health, each with its limit, twice at most;
+    and then it may be reset."""
     environment = definition.environment
     limit = environment.start_timeout_seconds + environment.health_timeout_seconds
     if environment.process and environment.process.ready:
         limit += environment.process.ready.timeout_seconds
     # The worker keeps the limits; what an earlier attempt left may have to be taken down before.
     down = STOP["start_to_close_timeout"] or _BACKSTOP
+    limit += _reset_seconds(definition) if reset else 0
     return _ON_HOST | workflow.ActivityConfig(
         start_to_close_timeout=timedelta(seconds=limit) + down + _BACKSTOP,
         summary=f"start {definition.name}",
@@ -291,13 +321,8 @@ def start_options(definition: Definition) -> workflow.ActivityConfig:
 
 def reset_options(definition: Definition) -> workflow.ActivityConfig:
     """How an instance is reset: all tries of all endpoints and scripts fit in."""
-    environment = definition.environment
-    endpoints = len(environment.reset_endpoints) * RESET_ENDPOINT_SECONDS
-    scripts = len(environment.reset_scripts) * environment.reset_script_timeout_seconds
-    tries = environment.reset_retries + 1
-    seconds = tries * (endpoints + scripts + environment.reset_retry_delay_seconds)
     return _ON_HOST | workflow.ActivityConfig(
-        start_to_close_timeout=timedelta(seconds=seconds) + _BACKSTOP,
+        start_to_close_timeout=timedelta(seconds=_reset_seconds(definition)) + _BACKSTOP,
         summary=f"reset {definition.name}",
     )
 
@@ -309,6 +334,14 @@ def lease_reset_options(instance: StepInstance, epoch: int, queue: str) -> workf
     return reset_options(definition) | workflow.ActivityConfig(
         task_queue=queue, activity_id=f"reset {instance.environment}#{epoch}"
     )
+
+
+def _reset_seconds(definition: Definition) -> float:
+    environment = definition.environment
+    endpoints = len(environment.reset_endpoints) * RESET_ENDPOINT_SECONDS
+    scripts = len(environment.reset_scripts) * environment.reset_script_timeout_seconds
+    tries = environment.reset_retries + 1
+    return tries * (endpoints + scripts + environment.reset_retry_delay_seconds)
 
 
 RESET_ENDPOINT_SECONDS = 10 * (30 + 30)

@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end; a cancel that comes meanwhile finds nothing left to cancel."""
-    task = asyncio.create_task(work)
+    try:
+        task = asyncio.create_task(work)
+    except BaseException:  # the workflow is being evicted: nothing is begun any more
+        work.close()
+        raise
     while not task.done():
         try:
             await asyncio.shield(task)

@@ -20,7 +20,12 @@ with workflow.unsafe.imports_passed_through():
     from perdure.messages import Holder, PoolUse, SuiteInput
     from perdure.names import SET_DEMAND, WITHDRAW
     from perdure.pool_messages import CountedSet, SetDemand
-    from workflows.options import DEMAND_INTERVAL, LEASE_REMINDER, demand_options
+    from workflows.options import (
+        DEMAND_INTERVAL,
+        LEASE_REMINDER,
+        demand_options,
+        local_demand_options,
+    )
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,11 @@ class SuitePool:
         self._is_telling = False
 
     async def _tell(self, demand: SetDemand) -> None:
+        if self._pool.local_words:
+            await workflow.execute_local_activity(
+                SET_DEMAND, demand, result_type=type(None), **local_demand_options(demand)
+            )
+            return
         await workflow.execute_activity(
             SET_DEMAND, demand, result_type=type(None), **demand_options(demand)
         )

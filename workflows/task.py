@@ -85,7 +85,8 @@ class TaskWorkflow:
             return
         reminder = start.options.slot_reminder_seconds
         self._slots = SlotWords(self._run, self._stir, reminder, self._history_is_long)
-        self._lease = LeaseWords(self._run, self._stir, reminder)
+        is_local = start.pool is not None and start.pool.local_words
+        self._lease = LeaseWords(self._run, self._stir, reminder, local=is_local)
         self._rollback = RollbackWork(
             self._run, start, self._ref, lambda: self._bound_host, self._stir
         )
@@ -409,8 +410,10 @@ class TaskWorkflow:
             suite_workflow_id=self._start.suite_workflow_id,
             suite_run_id=parent.run_id if parent else None,
         )
-        if self._host and self._queue() is not None:
+        if self._host and self._queue() is not None and self._may_lie_there():
             on_host = WRITE_ON_HOST | {"task_queue": self._queue()}
+            if patience := self._start.options.host_patience_seconds:
+                on_host["schedule_to_start_timeout"] = timedelta(seconds=patience)
             with contextlib.suppress(ActivityError):
                 there: TrialSummary = await workflow.execute_activity(
                     FINISH_TASK, finish, result_type=TrialSummary, **on_host
@@ -420,3 +423,9 @@ class TaskWorkflow:
             FINISH_TASK, finish, result_type=TrialSummary, **WRITE
         )
         return here
+
+    def _may_lie_there(self) -> bool:
+        """Whether something of the run may be on its host, which then writes the record."""
+        # Runs of earlier versions waited for a host, too, on which nothing had begun.
+        began = self._run.may_lie_on(self._host)
+        return began or not workflow.patched("nothing lies where nothing began")

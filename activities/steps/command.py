@@ -8,7 +8,8 @@ from typing import Any
 
 from activities.host import StepHost
 from activities.leftovers import inside
-from activities.steps.streams import exit_words, failed_by_limit, kept
+from activities.step_servers import own_servers
+from activities.steps.streams import result_of
 from perdure.core.context import NotJson, check_json
 from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.messages import Json
@@ -21,6 +22,7 @@ async def run_command(document: dict[str, Any], context: Context, host: StepHost
 
     A list is an argv, a text is for `/bin/sh -c`. `cwd` lies in the run's working directory
     unless it is absolute. `stdin` is fed and closed; without it the process reads end of file.
+    For the servers under `mcp` it is given ports (`activities.step_servers`).
     `json` is null unless the document asks for it.
 
     Raises StepFailed, with the result kept:
@@ -29,25 +31,17 @@ async def run_command(document: dict[str, Any], context: Context, host: StepHost
         BadJson: `json: true`, and standard output is not JSON.
         BadPath: a relative `cwd` that leads out of the working directory.
         SpawnFailed: it cannot be started.
+        BadMcpConfig, NoPort: its servers cannot be had.
     """
     command, stdin = document["command"], document.get("stdin")
-    ended = await host.run_process(
-        ["/bin/sh", "-c", command] if isinstance(command, str) else command,
-        cwd=_cwd(host, document.get("cwd")),
-        stdin=None if stdin is None else str(stdin).encode(),
-    )
-    keep = document.get("keep_output", True)
-    result: dict[str, Json] = {
-        "exit_code": ended.exit_code,
-        "stdout": kept(ended.stdout_path, keep),
-        "stderr": kept(ended.stderr_path, keep),
-        "json": None,
-        "duration": round(ended.duration_seconds, 3),
-    }
-    if failure := failed_by_limit(ended, result):
-        raise failure
-    if ended.exit_code not in document.get("ok_exit_codes", [0]):
-        raise StepFailed(exit_words(ended), type="ExitCode", result=result)
+    async with own_servers(host, document.get("mcp")) as variables:
+        ended = await host.run_process(
+            ["/bin/sh", "-c", command] if isinstance(command, str) else command,
+            cwd=_cwd(host, document.get("cwd")),
+            env=variables,
+            stdin=None if stdin is None else str(stdin).encode(),
+        )
+    result = result_of(ended, document)
     if document.get("json"):
         result["json"] = _parsed(ended, result)
     return result

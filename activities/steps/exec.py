@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from activities import marker
+from activities.backend import InnerCommand
 from activities.commands import run_command
 from activities.compose_inside import END_MARKED
 from activities.compose_project import OVERRIDE_FILE
 from activities.host import StepHost
 from activities.step_instances import AtHand
-from activities.steps.streams import exit_words, failed_by_limit, kept
+from activities.steps.streams import result_of
 from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.docker_check import engine_environment
 from perdure.errors import PerdureError
@@ -52,15 +53,10 @@ async def run_inside(document: dict[str, Any], context: Context, host: StepHost)
     variables = _variables(instance, host) | {marker.MARKER: f"{key}{host.attempt}/inside"}
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     try:
-        outer = await instance.backend.exec_argv(
-            instance.call,
-            instance.folder,
-            service,
-            argv,
-            env=variables,
-            user=document.get("user"),
-            workdir=document.get("workdir"),
+        inner = InnerCommand(
+            argv, service, variables, document.get("user"), document.get("workdir")
         )
+        outer = await instance.backend.exec_argv(instance.call, instance.folder, inner)
     except PerdureError as error:
         raise StepFailed(str(error), type="ExecFailed", kind="environment") from None
     ended: ProcessResult | None = None
@@ -69,19 +65,7 @@ async def run_inside(document: dict[str, Any], context: Context, host: StepHost)
     finally:
         if ended is None or ended.ended_by != "exit":
             await _to_its_end(_end(instance, service, key, host))
-    keep = document.get("keep_output", True)
-    result: dict[str, Json] = {
-        "exit_code": ended.exit_code,
-        "stdout": kept(ended.stdout_path, keep),
-        "stderr": kept(ended.stderr_path, keep),
-        "json": None,
-        "duration": round(ended.duration_seconds, 3),
-    }
-    if failure := failed_by_limit(ended, result):
-        raise failure
-    if ended.exit_code != 0:
-        raise StepFailed(exit_words(ended), type="ExitCode", result=result)
-    return result
+    return result_of(ended, document)
 
 
 # --- Variables ----------------------------------------------------------------------------------
@@ -143,9 +127,8 @@ async def _end(instance: AtHand, service: str, key: str, host: StepHost) -> None
     variable = f"{marker.MARKER}={key}"
     argv = ["/bin/sh", "-c", END_MARKED, "sh", variable]
     try:
-        outer = await instance.backend.exec_argv(
-            instance.call, instance.folder, service, argv, env={}, user="0"
-        )
+        inner = InnerCommand(argv, service, user="0")
+        outer = await instance.backend.exec_argv(instance.call, instance.folder, inner)
         await run_command(outer, engine_environment(host.worker_variables), END_SECONDS)
     except (PerdureError, OSError, TimeoutError) as error:
         host.log.warning("what %s left in %s may still run there: %s", key, service, error)

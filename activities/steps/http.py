@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import ssl
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from activities.host import StepHost
 from activities.steps.streams import clipped
@@ -16,6 +14,9 @@ from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.core.verify import equal
 from perdure.messages import FailureKind, Json
 from perdure.steps import Context, StepFailed, step
+
+if TYPE_CHECKING:
+    import httpx
 
 BODY_LIMIT_BYTES = 4 * 1024 * 1024
 """Of an answer; what comes after is not read."""
@@ -45,6 +46,8 @@ async def request(document: dict[str, Any], context: Context, host: StepHost) ->
         Timeout: the step's timeout passed. BadRequest: it cannot be sent.
         NoEnvironment: the task has no such environment.
     """
+    import httpx  # here: it is a tenth of a worker's start, and few tasks have such a step
+
     url = _address(document, host)
     content = _content(document, host)
     headers = {name: str(value) for name, value in _headers(document, host).items()}
@@ -84,6 +87,8 @@ async def request(document: dict[str, Any], context: Context, host: StepHost) ->
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Made once: reading the certificates takes longer than most requests."""
+    import httpx
+
     return httpx.create_ssl_context(trust_env=False)
 
 

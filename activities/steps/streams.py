@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from perdure.messages import Json
 from perdure.steps import ProcessResult, StepFailed
@@ -12,6 +14,27 @@ KEPT_BYTES = 64 * 1024
 """Of each end of a stream in the context."""
 MESSAGE_LINES = 5
 MESSAGE_CHARS = 1_000
+
+
+def result_of(ended: ProcessResult, document: Mapping[str, Any]) -> dict[str, Json]:
+    """The result of a step that ran a process: `exit_code`, `stdout`, `stderr`, `json`, `duration`.
+
+    The step's `document` says how much of the output is kept, and which exit codes are good; `json`
+    is null. Raises StepFailed with the result: ExitCode, Timeout, IdleTimeout, Cancelled.
+    """
+    keep = document.get("keep_output", True)
+    result: dict[str, Json] = {
+        "exit_code": ended.exit_code,
+        "stdout": kept(ended.stdout_path, keep),
+        "stderr": kept(ended.stderr_path, keep),
+        "json": None,
+        "duration": round(ended.duration_seconds, 3),
+    }
+    if failure := failed_by_limit(ended, result):
+        raise failure
+    if ended.exit_code not in document.get("ok_exit_codes", [0]):
+        raise StepFailed(exit_words(ended), type="ExitCode", result=result)
+    return result
 
 
 def kept(path: Path, keep: bool | int = True) -> str:

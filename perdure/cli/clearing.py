@@ -96,6 +96,7 @@ async def until_gone(
             left, heard = find(view) if view else Leftovers(), time.monotonic()
         except (PerdureError, TimeoutError):  # its worker has just died: another one answers
             if time.monotonic() - heard >= DEAF_SECONDS:
+                tell("the pool does not answer; see with `perdure pool` what of it is not gone yet")
                 return left
         else:
             if not left:

@@ -132,9 +132,11 @@ def _news(before: View | None, after: View) -> list[str]:
     """What has become of an instance, if that is worth a line."""
     name, state = named(after), after["doing"]
     was = before["doing"] if before else None
-    if state == was:
-        return []
     ports = ports_text(after["ports"])
+    others = ports if before and before["ports"] != after["ports"] else ""  # the told were in use
+    if state == was:
+        is_news = others and state == "starting"
+        return [f"environment {name}: starting with other ports: {others}"] if is_news else []
     on = " ".join(filter(None, ["on", printable(after["host"]), ports and f"with {ports}"]))
     if state == "starting":
         return [f"environment {name}: starting {on}"]
@@ -143,5 +145,6 @@ def _news(before: View | None, after: View) -> list[str]:
     if before is None:  # it was there before we looked, or was quick
         return [f"environment {name}: up {on}"]
     if was == "starting":
-        return [f"environment {name}: up after {span(after['since'] - before['since'])}"]
+        after_all = f"environment {name}: up after {span(after['since'] - before['since'])}"
+        return [f"{after_all} with other ports: {others}" if others else after_all]
     return []

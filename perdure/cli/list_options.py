@@ -5,91 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from perdure.cli.options import FLAG, path_of
+from perdure.cli.options import flag_option, path_option, value_option
 
 RootOption = Annotated[
     Path | None,
-    typer.Option(
+    path_option(
         "--root",
-        metavar="DIR",
-        parser=path_of,
-        help="The project's folder. By default looked for above each list and DTap task.",
-        show_default=False,
+        "DIR",
+        "The project's folder. By default looked for above each list and DTap task.",
     ),
 ]
 EnvConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--env-config",
-        metavar="FILE",
-        parser=path_of,
-        help="The env.yaml. By default the project's, dt_arena/config/env.yaml.",
-        show_default=False,
+    path_option(
+        "--env-config", "FILE", "The env.yaml. By default the project's, dt_arena/config/env.yaml."
     ),
 ]
 McpConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--mcp-config",
-        metavar="FILE",
-        parser=path_of,
-        help="The mcp.yaml. By default the project's, dt_arena/config/mcp.yaml.",
-        show_default=False,
+    path_option(
+        "--mcp-config", "FILE", "The mcp.yaml. By default the project's, dt_arena/config/mcp.yaml."
     ),
 ]
 TaskCommandOption = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--task-command",
-        metavar="C",
-        help="What a DTap task runs, {task_dir} standing for its directory. By default the "
+        "C",
+        "What a DTap task runs, {task_dir} standing for its directory. By default the "
         "task_command of env.yaml.",
-        show_default=False,
     ),
 ]
 DomainOption = Annotated[
-    str | None,
-    typer.Option(
-        "--domain",
-        metavar="D",
-        help="Only tasks with this domain in their metadata.",
-        show_default=False,
-    ),
+    str | None, value_option("--domain", "D", "Only tasks with this domain in their metadata.")
 ]
 TypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--type",
-        metavar="T",
-        help="Only tasks with this type: benign or malicious.",
-        show_default=False,
-    ),
+    str | None, value_option("--type", "T", "Only tasks with this type: benign or malicious.")
 ]
 ThreatModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--threat-model",
-        metavar="T",
-        help="Only tasks with this threat_model.",
-        show_default=False,
-    ),
+    str | None, value_option("--threat-model", "T", "Only tasks with this threat_model.")
 ]
 RiskCategoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--risk-category",
-        metavar="R",
-        help="Only tasks with this risk_category.",
-        show_default=False,
-    ),
+    str | None, value_option("--risk-category", "R", "Only tasks with this risk_category.")
 ]
 SkipExistingOption = Annotated[
     bool,
-    typer.Option(
-        "--skip-existing",
-        metavar=FLAG,
-        help="Leave out DTap tasks that have been judged (judge_result.json).",
+    flag_option(
+        "--skip-existing", "Leave out DTap tasks that have been judged (judge_result.json)."
     ),
 ]

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,21 @@ def path_of(text: str | Path) -> Path:
     if text == "":
         raise typer.BadParameter("the path is empty; name it")
     return Path(text)
+
+
+def value_option(name: str, metavar: str | None, help: str, **more: Any) -> Any:
+    """An option with a value; its default, which the help tells in words, is not shown."""
+    return typer.Option(name, metavar=metavar, help=help, **{"show_default": False, **more})
+
+
+def path_option(name: str, metavar: str, help: str) -> Any:
+    """An option whose value is a path."""
+    return value_option(name, metavar, help, parser=path_of)
+
+
+def flag_option(name: str, help: str) -> Any:
+    """An option that is given or not."""
+    return typer.Option(name, metavar=FLAG, help=help)
 
 
 PathsArgument = Annotated[
@@ -43,71 +58,45 @@ RunArgument = Annotated[
 ]
 StepsOption = Annotated[
     list[str],
-    typer.Option(
-        "--steps",
-        metavar="MODULE",
-        help="A Python module with step types of your own; may be repeated.",
-        show_default=False,
+    value_option(
+        "--steps", "MODULE", "A Python module with step types of your own; may be repeated."
     ),
 ]
 SeedOption = Annotated[
     list[str],
-    typer.Option(
-        "--seed",
-        metavar="KEY=VALUE",
-        help="Replaces a value of the documents' seed; may be repeated.",
-        show_default=False,
+    value_option(
+        "--seed", "KEY=VALUE", "Replaces a value of the documents' seed; may be repeated."
     ),
 ]
 PassEnvOption = Annotated[
     list[str],
-    typer.Option(
-        "--pass-env",
-        metavar="NAME",
-        help="A variable that the processes of steps may see; may be repeated.",
-        show_default=False,
+    value_option(
+        "--pass-env", "NAME", "A variable that the processes of steps may see; may be repeated."
     ),
 ]
 InheritEnvOption = Annotated[
-    bool,
-    typer.Option(
-        "--inherit-env", metavar=FLAG, help="Let the processes of steps see all variables."
-    ),
+    bool, flag_option("--inherit-env", "Let the processes of steps see all variables.")
 ]
 EnvFileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--env-file",
-        metavar="FILE",
-        parser=path_of,
-        help="NAME=VALUE lines: values for what documents name by from_env.",
-        show_default=False,
+    path_option(
+        "--env-file", "FILE", "NAME=VALUE lines: values for what documents name by from_env."
     ),
 ]
 ResultsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--results",
-        metavar="DIR",
-        parser=path_of,
-        help="Where the files of results are; by default in the state directory.",
-        show_default=False,
+    path_option(
+        "--results", "DIR", "Where the files of results are; by default in the state directory."
     ),
 ]
 HostOption = Annotated[
     str | None,
-    typer.Option(
-        "--host",
-        metavar="NAME",
-        help="This machine's name among the workers; by default its host name.",
-        show_default=False,
+    value_option(
+        "--host", "NAME", "This machine's name among the workers; by default its host name."
     ),
 ]
 JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar=FLAG, help="One JSON document on stdout, and nothing else there."
-    ),
+    bool, flag_option("--json", "One JSON document on stdout, and nothing else there.")
 ]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -33,7 +33,8 @@ async def clear_pool(
     queue = suite_queue(perdure.settings.queue, suite.suite)
     if look is None or use is None or not perdure.embedded:
         return
-    if not perdure.is_served(queue) or perdure.is_served_by_others(queue):
+    # Not whether one is there now: it may just have died, and is replaced in a moment.
+    if not perdure.looks_after(queue) or perdure.is_served_by_others(queue):
         return  # whoever serves it sees it through
     find = of_suite(suite.suite, suite.definition.environments)
     left = await until_gone(look, find, tell, leave=leave)

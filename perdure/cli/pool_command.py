@@ -158,6 +158,10 @@ def sweep(
     yes: Annotated[
         bool, typer.Option("--yes", metavar=FLAG, help="With --foreign: do not ask.")
     ] = False,
+    of: Annotated[
+        list[str] | None,
+        typer.Option("--of", metavar="UUID", help="With --foreign: only what is of this pool."),
+    ] = None,
     pool: PoolOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -168,11 +172,13 @@ def sweep(
     """
     if yes and not foreign:
         raise OptionError("--yes answers the question of --foreign; give both, or leave it out")
+    if of and not foreign:
+        raise OptionError("--of names another pool; give --foreign, too, or leave it out")
     name = _name(pool, context)
     if foreign:
         from perdure.cli.pool_leftovers import sweep_foreign
 
-        raise typer.Exit(asyncio.run(sweep_foreign(agreed=yes, json=json)))
+        raise typer.Exit(asyncio.run(sweep_foreign(agreed=yes, json=json, of=of or ())))
     from perdure.cli.pool_session import sweep as sweep_pool
 
     _tell(asyncio.run(sweep_pool(name)), json=json)

@@ -1,7 +1,7 @@
-"""What pools that nobody keeps have left on this machine's docker: listed, and removed if agreed.
+"""What pools that nobody keeps have left on this machine: listed, and removed if agreed.
 
-It is found by the labels that perdure puts on all that it makes. Processes need none of this: they
-end by themselves when no worker has come back to them for half an hour.
+On its docker it is found by the labels that perdure puts on all that it makes; processes by their
+marker. (These end by themselves, too, when no worker has come back to them for half an hour.)
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure.cli.console import emit, emit_json, emit_table, is_terminal, printable, say
+from perdure.cli.left_processes import LeftInstance, kill_instances, left_instances
 from perdure.cli.reading import server_to_read
 from perdure.cli.tables import table
 from perdure.config import Settings
-from perdure.docker_check import Docker, engine_environment, find_docker
+from perdure.docker_check import Docker, DockerMissing, engine_environment, find_docker
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
@@ -52,38 +53,67 @@ class Thing:
 
 @dataclass
 class Leftover:
-    """What is there of one compose project of one pool."""
+    """What is there of one compose project of one pool, or of one of its processes."""
 
     uuid: str
     """Of the pool."""
     pool: str
     project: str
     things: list[Thing] = field(default_factory=list)
+    instance: LeftInstance | None = None
+    """Of an environment that is a process."""
 
     def count(self, kind: str) -> int:
         """How many there are of a kind."""
+        if kind == "process":
+            return len(self.instance.processes) if self.instance else 0
         return sum(thing.kind == kind for thing in self.things)
 
 
-async def sweep_foreign(*, agreed: bool, json: bool) -> int:
+async def sweep_foreign(*, agreed: bool, json: bool, of: Collection[str] = ()) -> int:
     """List what others left here and remove it, if that is agreed to; returns the exit status.
 
-    Raises PerdureError: no docker, or it refuses.
+    `of`: only what is of these pools, by uuid; none: of all but our own. Raises PerdureError:
+    docker refuses, or a process cannot be killed.
     """
-    docker = await asyncio.to_thread(find_docker)
     own = await _open_pools()
-    found = await asyncio.to_thread(leftovers, docker, own)
+    docker = await asyncio.to_thread(_docker)
+    found = await asyncio.to_thread(processes, own)
+    if docker:
+        found = [*await asyncio.to_thread(leftovers, docker, own), *found]
+    found = [some for some in found if not of or some.uuid in of]
     if json:
         emit_json([_document(some) for some in found])
     elif not found:
-        emit("no other pool has left anything on this machine's docker")
+        emit("no other pool has left anything on this machine")
     else:
         emit_table(_table(found))
-    if not found or not (agreed or await asyncio.to_thread(_agrees, len(found))):
+    if not found or not (agreed or await asyncio.to_thread(_agrees, len(found), of)):
         return 0
-    await asyncio.to_thread(remove, docker, found)
+    if docker:
+        await asyncio.to_thread(remove, docker, found)
+    if left := await asyncio.to_thread(kill_instances, filter(None, (s.instance for s in found))):
+        raise PerdureError(f"processes {', '.join(map(str, left))} stay; end them by hand")
     say(f"removed: {len(found)} projects" if len(found) != 1 else "removed: 1 project")
     return 0
+
+
+def _docker() -> Docker | None:
+    """This machine's; None: there is none to ask, which is told."""
+    try:
+        return find_docker()
+    except DockerMissing as error:
+        say(f"note: only processes were looked for: {error}")
+        return None
+
+
+def processes(own: Collection[str]) -> list[Leftover]:
+    """The instances that are processes of this machine, and of no pool of `own`, by uuid."""
+    return [
+        Leftover(some.uuid, "", some.project or f"instance {some.number}", instance=some)
+        for some in left_instances()
+        if some.uuid not in own
+    ]
 
 
 def leftovers(docker: Docker, own: Collection[str]) -> list[Leftover]:
@@ -131,11 +161,12 @@ async def _open_pools() -> set[str]:
     return uuids
 
 
-def _agrees(count: int) -> bool:
+def _agrees(count: int, of: Collection[str]) -> bool:
     """Ask whether to remove so many; nobody to ask is no."""
     what = "it" if count == 1 else f"these {count}"
     if not is_terminal(sys.stdin):
-        say(f"nothing was removed; to remove {what}: perdure pool sweep --foreign --yes")
+        words = " ".join(["perdure pool sweep --foreign --yes", *(f"--of {uuid}" for uuid in of)])
+        say(f"nothing was removed; to remove {what}: {printable(words)}")
         return False
     say(f"a pool of another server or user may still use {what}. Remove {what}? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -164,15 +195,17 @@ def _call(docker: Docker, words: Sequence[str], timeout_seconds: float) -> str:
 
 
 def _table(found: Sequence[Leftover]) -> Table:
-    made = table(*("POOL", "UUID", "PROJECT"), *((f"{kind.upper()}S", "right") for kind in _KINDS))
+    counted = [*((kind, f"{kind.upper()}S") for kind in _KINDS), ("process", "PROCESSES")]
+    made = table("POOL", "UUID", "PROJECT", *((name, "right") for _, name in counted))
     for some in found:
         made.add_row(
             *map(printable, (some.pool, some.uuid, some.project)),
-            *(str(some.count(kind)) for kind in _KINDS),
+            *(str(some.count(kind)) for kind, _ in counted),
         )
     return made
 
 
 def _document(some: Leftover) -> dict[str, object]:
     counts = {f"{kind}s": some.count(kind) for kind in _KINDS}
+    counts["processes"] = some.count("process")
     return {"pool": some.pool, "uuid": some.uuid, "project": some.project, **counts}

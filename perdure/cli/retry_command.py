@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli.options import (
-    FLAG,
     EnvFileOption,
     HostOption,
     InheritEnvOption,
@@ -17,18 +16,23 @@ from perdure.cli.options import (
     OptionError,
     PassEnvOption,
     StepsOption,
+    flag_option,
+    value_option,
 )
 from perdure.cli.panels import in_panels
 from perdure.cli.suite_options import (
     HOW_IT_RUNS,
     WHAT_BOUNDS_IT,
+    DetachOption,
     FailFastOption,
     JunitOption,
     KeepEnvsOption,
     LimitOption,
     MaxCostOption,
     MaxFailuresOption,
+    MaxParallelOption,
     PoolOption,
+    RetryInfrastructureOption,
     TaskTimeoutOption,
     bounds,
     junit_path,
@@ -54,48 +58,27 @@ def retry(
     ],
     only_failed_trials: Annotated[
         bool,
-        typer.Option(
+        flag_option(
             "--only-failed-trials",
-            metavar=FLAG,
-            help="Of a task with several trials, run again only those that did not succeed.",
+            "Of a task with several trials, run again only those that did not succeed.",
         ),
     ] = False,
     from_step: Annotated[
         str | None,
-        typer.Option(
+        value_option(
             "--from-step",
-            metavar="ID",
-            help="Run one task again from this step on; this version cannot do it yet.",
-            show_default=False,
+            "ID",
+            "Run one task again from this step on; this version cannot do it yet.",
         ),
     ] = None,
-    max_parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--max-parallel", metavar="N", min=1, help="Tasks at once.", show_default=False
-        ),
-    ] = None,
-    retry_infrastructure: Annotated[
-        int | None,
-        typer.Option(
-            "--retry-infrastructure",
-            metavar="N",
-            min=0,
-            help="Run a trial again, at most N times, when workers or hosts failed it.",
-            show_default=False,
-        ),
-    ] = None,
+    max_parallel: MaxParallelOption = None,
+    retry_infrastructure: RetryInfrastructureOption = None,
     steps: StepsOption = [],  # noqa: B006
     env_file: EnvFileOption = None,
     pass_env: PassEnvOption = [],  # noqa: B006
     inherit_env: InheritEnvOption = False,
     host: HostOption = None,
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach", metavar=FLAG, help="Leave it to a worker in the background, and return."
-        ),
-    ] = False,
+    detach: DetachOption = False,
     task_timeout: TaskTimeoutOption = None,
     limit: LimitOption = [],  # noqa: B006
     fail_fast: FailFastOption = False,

@@ -7,14 +7,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from perdure.cli.options import (
-    FLAG,
     OptionError,
     env_file_path,
+    flag_option,
     host_name,
-    path_of,
+    path_option,
+    value_option,
     variable_names,
 )
 
@@ -34,84 +33,59 @@ class Changed(StrEnum):
 
 SuiteOption = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--suite",
-        metavar="ID",
-        help="Its name; the same again goes on with it. By default one made from the time.",
-        show_default=False,
+        "ID",
+        "Its name; the same again goes on with it. By default one made from the time.",
     ),
 ]
-FreshOption = Annotated[
-    bool,
-    typer.Option("--fresh", metavar=FLAG, help="Start it anew, whatever it has done before."),
-]
+FreshOption = Annotated[bool, flag_option("--fresh", "Start it anew, whatever it has done before.")]
 ChangedOption = Annotated[
     Changed | None,
-    typer.Option(
+    value_option(
         "--changed",
-        help="It still runs, and its documents have changed: go on with the old ones, or cancel "
-        "it and run the new. By default that is refused.",
-        show_default=False,
+        None,
+        "It still runs, and its documents have changed: go on with the old ones, or cancel it "
+        "and run the new. By default that is refused.",
     ),
 ]
 DetachOption = Annotated[
     bool,
-    typer.Option(
+    flag_option(
         "--detach",
-        metavar=FLAG,
-        help="Leave it to a worker in the background. The same command follows it again.",
+        "Leave it to a worker in the background. The `perdure run` of the suite follows it again.",
     ),
 ]
 
 # --- What to run ------------------------------------------------------------------------------
 
 OnlyOption = Annotated[
-    list[str],
-    typer.Option(
-        "--only", metavar="ID", help="Run this task only; may be repeated.", show_default=False
-    ),
+    list[str], value_option("--only", "ID", "Run this task only; may be repeated.")
 ]
 RepeatsOption = Annotated[
     int | None,
-    typer.Option(
+    value_option(
         "--repeats",
-        metavar="K",
+        "K",
+        "Trials of each task, over what its document says; gives pass@1 to pass@K.",
         min=1,
         max=100_000,
-        help="Trials of each task, over what its document says; gives pass@1 to pass@K.",
-        show_default=False,
     ),
 ]
 StartStepOption = Annotated[
     int,
-    typer.Option(
-        "--start-step", metavar="N", min=0, help="Begin each task with its step N, from 0."
+    value_option(
+        "--start-step", "N", "Begin each task with its step N, from 0.", min=0, show_default=True
     ),
 ]
 EndStepOption = Annotated[
-    int | None,
-    typer.Option(
-        "--end-step",
-        metavar="N",
-        min=1,
-        help="Stop each task before its step N.",
-        show_default=False,
-    ),
+    int | None, value_option("--end-step", "N", "Stop each task before its step N.", min=1)
 ]
 AgentModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--agent-model", metavar="M", help="agent_model of each context.", show_default=False
-    ),
+    str | None, value_option("--agent-model", "M", "agent_model of each context.")
 ]
 AgentArtifactOption = Annotated[
-    str | None,
-    typer.Option(
-        "--agent-artifact-id",
-        metavar="A",
-        help="agent_artifact_id of each context.",
-        show_default=False,
-    ),
+    str | None, value_option("--agent-artifact-id", "A", "agent_artifact_id of each context.")
 ]
 
 # --- How it runs, and what bounds it ----------------------------------------------------------
@@ -128,99 +102,74 @@ POOL = "default"
 
 PoolOption = Annotated[
     str | None,
-    typer.Option(
-        "--pool",
-        metavar="NAME",
-        help=f"The pool that environments are taken from; by default `{POOL}`.",
-        show_default=False,
+    value_option(
+        "--pool", "NAME", f"The pool that environments are taken from; by default `{POOL}`."
     ),
 ]
 KeepEnvsOption = Annotated[
     bool,
-    typer.Option(
-        "--keep-envs",
-        metavar=FLAG,
-        help="Let instances of environments stay when nobody needs them any more.",
+    flag_option(
+        "--keep-envs", "Let instances of environments stay when nobody needs them any more."
     ),
 ]
 MaxParallelOption = Annotated[
     int | None,
-    typer.Option(
+    value_option(
         "--max-parallel",
-        metavar="N",
+        "N",
+        "Tasks at once; by default 5, or as the suite was started. Of one that runs: from now on.",
         min=1,
-        help="Tasks at once, 5 by default. Of a suite that runs already: from now on.",
-        show_default=False,
     ),
 ]
 RetryInfrastructureOption = Annotated[
     int | None,
-    typer.Option(
+    value_option(
         "--retry-infrastructure",
-        metavar="N",
+        "N",
+        "Run a trial again, at most N times, when workers or hosts failed it and not the task "
+        "itself. By default once, or as the suite was started.",
         min=0,
-        help="Run a trial again, at most N times, when workers or hosts failed it and not the "
-        "task itself. 1 by default.",
-        show_default=False,
     ),
 ]
 TaskTimeoutOption = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--task-timeout",
-        metavar="T",
-        help="No task runs longer, whatever its document says: seconds, or 10m, 2h.",
-        show_default=False,
+        "T",
+        "No task runs longer, whatever its document says: seconds, or 10m, 2h.",
     ),
 ]
 LimitOption = Annotated[
     list[str],
-    typer.Option(
+    value_option(
         "--limit",
-        metavar="NAME=N",
-        help="At most N steps at once that say `limit: NAME`, in all suites of the server; may be "
+        "NAME=N",
+        "At most N steps at once that say `limit: NAME`, in all suites of the server; may be "
         "repeated.",
-        show_default=False,
     ),
 ]
 FailFastOption = Annotated[
     bool,
-    typer.Option(
-        "--fail-fast",
-        metavar=FLAG,
-        help="Start nothing more after the first failure; what runs ends by itself.",
+    flag_option(
+        "--fail-fast", "Start nothing more after the first failure; what runs ends by itself."
     ),
 ]
 MaxFailuresOption = Annotated[
     str | None,
-    typer.Option(
-        "--max-failures",
-        metavar="N|P%",
-        help="Start nothing more after N failed trials, or a share of all.",
-        show_default=False,
+    value_option(
+        "--max-failures", "N|P%", "Start nothing more after N failed trials, or a share of all."
     ),
 ]
 MaxCostOption = Annotated[
     float | None,
-    typer.Option(
-        "--max-cost",
-        metavar="X",
-        help="Start nothing more once the steps' usage.cost adds up to X.",
-        show_default=False,
-    ),
+    value_option("--max-cost", "X", "Start nothing more once the steps' usage.cost adds up to X."),
 ]
 
 # --- Results ----------------------------------------------------------------------------------
 
 JunitOption = Annotated[
     Path | None,
-    typer.Option(
-        "--junit",
-        metavar="FILE",
-        parser=path_of,
-        help="At the end, write the results to FILE as JUnit XML.",
-        show_default=False,
-    ),
+    path_option("--junit", "FILE", "At the end, write the results to FILE as JUnit XML."),
 ]
 
 

@@ -33,6 +33,10 @@ class McpServers:
 
     environments: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By the server's name in lower case; servers that need none are left out."""
+    definitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the file says of each server, by its name in lower case."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What it says under `global`."""
 
     def behind(self, servers: Iterable[str]) -> tuple[str, ...]:
         """The environments of these servers, each once, in the order of first appearance (P13)."""
@@ -57,6 +61,8 @@ def parse_mcp_servers(
     """
     at = Place(problems)
     environments: dict[str, tuple[str, ...]] = {}
+    definitions: dict[str, dict[str, Any]] = {}
+    settings: dict[str, Any] = {}
     first: dict[str, int] = {}
     with _bounded(problems):
         if document is None:
@@ -65,6 +71,8 @@ def parse_mcp_servers(
             at.refuse(f"is {kind(document)}, not a mapping", "write servers: [{name: ...}]")
             return McpServers()
         _warn_of_keys(document, _TOP_KEYS, "an mcp.yaml", Place(warnings))
+        if isinstance(found := document.get("global"), dict):
+            settings = found
         for position, server in enumerate(_list(document.get("servers"), at / "servers")):
             here = at / "servers" / position
             name = _name_of(server, here)
@@ -79,7 +87,9 @@ def parse_mcp_servers(
                 )
             first[name] = position
             environments[name] = _environments_of(server, here / "environment")
-    return McpServers({name: found for name, found in environments.items() if found})
+            definitions[name] = server
+    needed = {name: behind for name, behind in environments.items() if behind}
+    return McpServers(needed, definitions, settings)
 
 
 def servers_named(

@@ -15,7 +15,7 @@ from perdure.core import pool_decisions as told
 from perdure.core.pool_answers import Answers
 from perdure.core.pool_decisions import Decision, FailureKind
 from perdure.core.pool_definitions import Definition
-from perdure.core.pool_demand import Demand, Need
+from perdure.core.pool_demand import Demand
 from perdure.core.pool_desk import Desk, Ticket
 from perdure.core.pool_fleet import Fleet
 from perdure.core.pool_hosts import HostFacts, Hosts
@@ -61,7 +61,7 @@ class Pool:
             self._desk.turn_away(request, *complaint)
             return
         self._learn(request.environments)
-        self._desk.ask(request, now)
+        self._desk.ask(request, now, counts_off=self.options.starts_early)
 
     def release(
         self,
@@ -119,8 +119,7 @@ class Pool:
 
     def hear(self, beat: HostBeat, now: float) -> None:
         """A worker says that it serves a host: one that is new to the pool has joined."""
-        is_known = self.hosts.has_worker(beat.host, beat.worker)
-        tell = self.host_beat if is_known else self.host_joined
+        tell = self.host_beat if self.hosts.has_worker(beat.host, beat.worker) else self.host_joined
         tell(beat.host, HostFacts.of(beat), now)
         self.hosts.add_worker(beat.host, beat.worker)
 
@@ -128,10 +127,11 @@ class Pool:
         """A worker serves a host, for the first time or again.
 
         Instances that the pool knows there are still its own; whatever else this pool left there
-        is swept.
+        is swept. One that never had an instance has left nothing.
         """
         self.host_beat(name, facts, now)
-        self.sweep(name)
+        if self._fleet.numbers or not self.options.starts_early:
+            self.sweep(name)
 
     def sweep(self, host: str) -> None:
         """Remove from a host what this pool left there and knows no more."""
@@ -344,7 +344,7 @@ class Pool:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Pool:
         """The inverse of `state`."""
-        pool = cls("", options=PoolOptions(**state["options"]))
+        pool = cls("", options=PoolOptions(**{"starts_early": False, **state["options"]}))
         pool.closing = state["closing"]
         pool._seen = state["seen"]
         pool._decisions = [told.from_json(value) for value in state["decisions"]]
@@ -376,8 +376,7 @@ class Pool:
             return "bad_input", f"another holder asks under the id {request.request_id}"
         if self.closing is not None:
             return "infrastructure", self.closing
-        fault = request.fault()
-        return ("bad_input", fault) if fault else None
+        return ("bad_input", fault) if (fault := request.fault()) else None
 
     def _learn(self, definitions: Iterable[Definition]) -> None:
         """Two suites may use two versions for a long time; an edit is what was never seen."""
@@ -395,7 +394,7 @@ class Pool:
                 self._leasing.lease(waiter, placement, now)
                 self.queue.overtake(waiter, planner.plan.lack_slots, len(self.leases))
             planner = self._planner(now)  # some may be due now
-        need = Need(self.queue, self.demands.values(), self._desk.max_parallel)
+        need = self._desk.need(early=self.options.starts_early)
         plan = planner.tend(self.instances, self._fleet.definitions, need, self._stock)
         self._order(plan, now)
         return bool(plan.starts or plan.resets or plan.stops or plan.robbed)

@@ -32,7 +32,7 @@ class Answers:
         )
         match answer.kind:
             case "started":
-                self.started(*which, now)
+                self.started(*which, now, was_reset=answer.was_reset)
             case "start_failed":
                 self.start_failed(*which, failure, now)
             case "ports_taken":
@@ -52,11 +52,11 @@ class Answers:
             case "stop_failed":
                 self.stop_failed(*which, failure.reason, now)
 
-    def started(self, instance: int, order: int, now: float) -> None:
-        """It is up and healthy."""
+    def started(self, instance: int, order: int, now: float, *, was_reset: bool = False) -> None:
+        """It is up and healthy, and was reset after that if it says so."""
         if found := self._fleet.answering(instance, order, "starting"):
             self._stock.succeed(found.key)
-            self._fleet.is_up(found, now)
+            self._fleet.is_up(found, now, was_reset=was_reset)
 
     def start_failed(self, instance: int, order: int, failure: Failure, now: float) -> None:
         """It did not come up, or did not become healthy in time."""

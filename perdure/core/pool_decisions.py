@@ -26,6 +26,8 @@ class StartInstance:
     project: str
     host: str
     ports: dict[str, int]
+    reset: bool = False
+    """True: it is reset before it counts as up (P40), so that no order for that is needed."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from perdure.core.pool_decisions import Decision, FailureKind, Refuse
 from perdure.core.pool_definitions import Definition
-from perdure.core.pool_demand import Demand
+from perdure.core.pool_demand import Demand, Need
 from perdure.core.pool_requests import (
     Lease,
     Queue,
@@ -86,10 +86,16 @@ class Desk:
 
     # --- What becomes of them ---------------------------------------------------------------
 
-    def ask(self, request: Request, now: float) -> None:
-        """Queue a request."""
-        if request.suite not in self.demands:  # what a suite itself declared is newer
+    def ask(self, request: Request, now: float, *, counts_off: bool = True) -> None:
+        """Queue a request.
+
+        `counts_off`: its suite has declared it, and will say only later that it has come.
+        """
+        demand = self.demands.get(request.suite)
+        if demand is None:  # what a suite itself declared is newer
             self._limit(request.suite, request.max_parallel, at_least=1)
+        elif counts_off:
+            self.demands[request.suite] = demand.without(request.environments)
         self._hurry(self.queue.ask(request, now))
 
     def declare(self, demand: Demand) -> None:
@@ -98,6 +104,10 @@ class Desk:
         self._limit(demand.suite, demand.max_parallel, at_least=0)
         for waiter in self.queue:
             self._hurry(waiter)
+
+    def need(self, *, early: bool) -> Need:
+        """What all of them are going to use; `early` as in `Need`."""
+        return Need(self.queue, self.demands.values(), self.max_parallel, early=early)
 
     def forget(self, suite: str) -> None:
         """A suite needs nothing more, or is gone: nobody is left who could resume it."""

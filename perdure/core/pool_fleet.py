@@ -102,7 +102,14 @@ class Fleet:
             ports = dict(i.ports)
             return [
                 told.StartInstance(
-                    i.number, i.order, i.key, i.environment, i.project, i.host, ports
+                    i.number,
+                    i.order,
+                    i.key,
+                    i.environment,
+                    i.project,
+                    i.host,
+                    ports,
+                    reset=self.definition(i).is_resettable,
                 )
             ]
         if i.state == "resetting":
@@ -122,10 +129,11 @@ class Fleet:
             return instance
         return None
 
-    def is_up(self, instance: Instance, now: float) -> None:
-        """It has come up: if there is something to reset, that comes first (P40)."""
+    def is_up(self, instance: Instance, now: float, *, was_reset: bool = False) -> None:
+        """It has come up: what is to be reset is, if that was not done yet (P40)."""
         instance.cleaned = instance.settled = now
-        instance.become("dirty" if self.definition(instance).is_resettable else "clean", now)
+        is_dirty = self.definition(instance).is_resettable and not was_reset
+        instance.become("dirty" if is_dirty else "clean", now)
 
     def is_clean(self, instance: Instance, now: float) -> None:
         """It was reset."""

@@ -20,5 +20,8 @@ class PoolOptions:
     was healthy then."""
     unplaceable_seconds: float = 300.0
     """A request that no host could hold even if it were empty waits so long for a better one."""
+    starts_early: bool = True
+    """Instances are started for tasks that a suite has only declared, too, and half as many more
+    than are in use at a time. False: pools of the first version, which go on as they began."""
     overtakes_per_lease: int = OVERTAKES_PER_LEASE
     """See `perdure.core.pool_requests`."""

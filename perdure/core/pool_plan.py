@@ -96,9 +96,9 @@ class Planner:
             return 0, -waiter.urgency, waiter.arrival
         placement = self._best(waiter)
         if placement is None:
-            return 1, waiter.rank, 0, 0, waiter.arrival
+            return 1, waiter.rank, 0, 0, waiter.turn
         # Among equals, one that can have its lease now does not wait for one that cannot.
-        return 1, waiter.rank, -placement.reusable, not placement.is_ready, waiter.arrival
+        return 1, waiter.rank, -placement.reusable, not placement.is_ready, waiter.turn
 
     def _best(self, waiter: Waiter) -> Placement | None:
         name = waiter.request.request_id
@@ -248,18 +248,24 @@ class Planner:
             if instance.state != "stopping" and instance.number not in stopping:
                 alive[instance.key] += 1
                 free[instance.key] += instance.state in FREE and not instance.is_retiring
+        lacking: dict[str, int] = {}
         for key in sorted({*need.by_key, *stock.standing} - stock.hopeless()):
             definition, needed = definitions[key], need.by_key[key]
             if definition.name in self.plan.lacking:
                 continue
             prewarm = min(definition.environment.prewarm, needed)
-            count = max(
+            lacking[key] = max(
                 min(need.at_a_time[key] - alive[key], needed - free[key]),
                 max(prewarm, stock.standing.get(key, 0)) - free[key],
             )
-            for _ in range(count):
+        # One of each in turn: a task that needs several has them sooner.
+        while lacking := {key: count for key, count in lacking.items() if count > 0}:
+            for key in lacking:
+                definition = definitions[key]
                 host = self._ledger.best_start(definition)
                 if host is None:
-                    break
+                    lacking[key] = 0
+                    continue
+                lacking[key] -= 1
                 self._ledger.start(definition, host)
                 self.plan.starts.append(Start(definition, host.name))

@@ -1,9 +1,11 @@
 """Requests for leases: those that wait, in order, and those that have one.
 
 Who comes first is decided anew after every event: by priority, then by how many instances can be
-used again, then by arrival. So a request may be overtaken by ones that came later. It *is* when a
-later one gets an instance of an environment that it waits for, too, or a slot of its suite that is
-all that it lacks, or the place of an instance that was being made ready for it.
+used again, then by turn. The turn is the arrival, but for requests of one suite: those take each
+other's turns, so that they come in the order of its list, however they arrived (P24). So a request
+may be overtaken by ones that came later. It *is* when a later one gets an instance of an
+environment that it waits for, too, or a slot of its suite that is all that it lacks, or the place
+of an instance that was being made ready for it.
 
 After `OVERTAKES_PER_LEASE` times for each lease in use (for two at least, and `OVERTAKES_AT_MOST`
 times at most) it is *due*: due requests come first, in order of arrival. The first of those that
@@ -46,6 +48,8 @@ class Request:
     priority: str = "medium"
     host: str | None = None
     """The only one that will do; None: any."""
+    index: int = 0
+    """Its task's position in the list of its suite."""
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +58,7 @@ class Request:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Requests of one kind differ in their arrival alone."""
+        """Requests of one kind differ in their turn alone."""
         keys = sorted(definition.key for definition in self.environments)
         return (self.suite, self.priority, self.host or "", *keys)
 
@@ -92,6 +96,11 @@ class Waiter:
     """Since when no host could hold it, were it empty."""
     waits_for: str = ""
     """For people."""
+    turn: int = 0
+    """When it comes among equals, the lower the earlier; 0: as it arrived."""
+
+    def __post_init__(self) -> None:
+        self.turn = self.turn or self.arrival
 
     @property
     def rank(self) -> int:
@@ -145,9 +154,14 @@ class Queue:
         return self._waiting.get(request_id) if request_id else None
 
     def ask(self, request: Request, now: float) -> Waiter:
-        """Add a request at the end."""
+        """Add a request at the end, or before those that its suite has later in its list."""
         self.arrivals += 1
         waiter = Waiter(request, self.arrivals, now)
+        later = [w for w in self if w.request.suite == request.suite and not w.is_due
+                 and w.request.index > request.index]  # fmt: skip
+        moved = sorted([waiter, *later], key=lambda w: (w.request.index, w.turn))
+        for each, turn in zip(moved, sorted(w.turn for w in moved), strict=True):
+            each.turn = turn
         self.put(waiter)
         return waiter
 
@@ -162,8 +176,12 @@ class Queue:
     def by_kind(self) -> dict[tuple[str, ...], list[Waiter]]:
         """The requests of each kind, the one that is next at the end."""
         kinds: dict[tuple[str, ...], list[Waiter]] = {}
-        order = sorted(self, key=lambda w: (w.urgency, w.is_due, -w.arrival))
-        for waiter in order:
+
+        def place(waiter: Waiter) -> tuple[int, bool, int]:
+            turn = waiter.arrival if waiter.is_due else waiter.turn
+            return waiter.urgency, waiter.is_due, -turn
+
+        for waiter in sorted(self, key=place):
             kinds.setdefault(waiter.request.kind, []).append(waiter)
         return kinds
 

@@ -66,12 +66,14 @@ def view(pool: Pool) -> dict[str, Any]:
                 "env_name": i.environment,
                 "key": i.key,
                 "project_name": i.project,
+                "compose_file": pool.definition(i.key).environment.docker_compose,
                 "host": i.host,
                 "state": PUBLIC_STATES[i.state],
                 "doing": i.state,
                 "since": i.since,
                 "ports": dict(i.ports),
                 "request_id": i.lease,
+                "current_task_id": _task_of(pool, i.lease),
                 "wanted_by": i.wanted_by,
                 "use_count": i.uses,
                 "last_used": i.last_used,
@@ -111,3 +113,9 @@ def view(pool: Pool) -> dict[str, Any]:
             for waiter in sorted(pool.queue, key=lambda waiter: waiter.arrival)
         ],
     }
+
+
+def _task_of(pool: Pool, request_id: str | None) -> str | None:
+    """The workflow id of the task that has a lease, or is about to have it."""
+    lease = pool.leases.get(request_id) if request_id else None
+    return lease.request.holder.workflow_id if lease else None

@@ -24,6 +24,7 @@ def request_of(message: LeaseRequest) -> Request:
         max_parallel=message.max_parallel,
         priority=message.priority,
         host=message.host,
+        index=message.index,
     )
 
 

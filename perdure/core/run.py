@@ -27,6 +27,7 @@ from perdure.core.run_start import BadRange, BadStart, UnknownLimit, check_limit
 from perdure.core.run_state import RunFailure, RunStatus
 from perdure.core.task import Step
 from perdure.messages import StepFailure, StepOutcome
+from perdure.names import SUITE_CANCELLED
 
 __all__ = [
     "ENVIRONMENT_FAILED",
@@ -202,22 +203,31 @@ class TaskRun(RollbackRun):
             self._again(dispatch.step.id, now)
 
     def cancel(self, reason: str, now: float) -> None:
-        """Start nothing more; what runs is cancelled by the workflow and reports back (T24)."""
+        """Start nothing more; what runs is cancelled by the workflow and reports back (T24).
+
+        With its suite, a run that only waits for its lease is withdrawn.
+        """
         if self.cancelled is None:
-            self.cancelled = _SERVERS_WORDS.sub("", reason) or "cancelled"
+            told, only_waits = _SERVERS_WORDS.sub("", reason), self._only_waits
+            self.cancelled = told or "cancelled"
+            self.withdrawn |= told == SUITE_CANCELLED and only_waits
             self._note("task.cancelling", now, reason=self.cancelled)
             self._leave_queues(now)
 
     def withdraw(self, now: float) -> bool:
         """End the run if it has not begun: its suite needs it no more. False if it goes on."""
-        lease = self._lease
-        if lease is None or self.halted or lease.state != "waiting":
-            return False
-        if lease.losses or self.attempts:
+        if not self._only_waits:
             return False
         self.withdrawn = True
         self.cancel(WITHDRAWN, now)
         return True
+
+    @property
+    def _only_waits(self) -> bool:
+        """Whether it has never had a lease, and waits for its first one."""
+        lease = self._lease
+        waits = lease is not None and lease.state == "waiting" and not lease.losses
+        return waits and not self.attempts and not self.halted
 
     def time_out(self, limit_seconds: float, now: float) -> None:
         """The task's own time limit has passed; what runs is cancelled by the workflow."""

@@ -51,10 +51,12 @@ class RunLease:
         priority: str,
         bind: bool,
         now: float,
+        index: int = 0,
     ) -> None:
         """Ask for the first lease. `environments`: definitions, in the task's order.
 
-        `bind`: only the host of the worker that hands the request on will do.
+        `bind`: only the host of the worker that hands the request on will do. `index`: the task's
+        position in the list of its suite.
         Raises BadStart if two of the environments set one variable (PD26).
         """
         _check_variables(environments)
@@ -63,6 +65,7 @@ class RunLease:
         self._definitions = {d["environment"]["name"]: d for d in environments}
         self._priority = priority
         self._bind = bind
+        self._index = index
         self._number = 0
         self._bound_to: str | None = None
         self._broken: dict[str, str] = {}
@@ -108,6 +111,7 @@ class RunLease:
             priority=self._priority,
             bind=self._bind,
             host=self._bound_to,
+            index=self._index,
         )
 
     @property

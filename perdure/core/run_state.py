@@ -63,12 +63,14 @@ class RunState:
         pool: PoolUse | None = None,
         environments: Sequence[dict[str, Any]] = (),
         bind: bool = False,
+        index: int = 0,
     ) -> None:
         """Begin a run of `task` at `now`.
 
         `limits`: slots by the limits' names. `timeout_seconds`: an upper bound of the task's own.
         `pool`: where it takes a lease of an instance of each of the `environments` (definitions)
         before its first step; `bind`: on the host of the worker that asks, and on no other.
+        `index`: the task's position in the list of its suite.
         Raises BadRange if `start_step` or `end_step` lies outside the task, UnknownLimit if a step
         in that range takes a slot of a limit that is not among the `limits`, and BadStart if two
         environments would set the same variable.
@@ -115,7 +117,7 @@ class RunState:
         self._stray_releases: list[LeaseRelease] = []
         if pool:
             self._lease = RunLease(
-                run, pool, environments, priority=task.priority, bind=bind, now=now
+                run, pool, environments, priority=task.priority, bind=bind, now=now, index=index
             )
         self._note("task.started", now)
         self._note_request(now)
@@ -142,6 +144,7 @@ class RunState:
             pool=start.pool,
             environments=start.environments,
             bind=not options.multi_host,
+            index=start.index,
         )
         if start.state:
             made.restore(start.state["run"])
@@ -204,6 +207,14 @@ class RunState:
     def attempts(self) -> int:
         """Attempts made so far, over all steps."""
         return sum(len(r.attempts) for r in self._steps.values())
+
+    def may_lie_on(self, host: str) -> bool:
+        """Whether an attempt may have left something on a host.
+
+        One that was cancelled and names no host never began.
+        """
+        attempts = (attempt for record in self._steps.values() for attempt in record.attempts)
+        return any(a.host == host or (not a.host and a.status != "cancelled") for a in attempts)
 
     @property
     def duration_seconds(self) -> float | None:

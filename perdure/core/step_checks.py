@@ -99,6 +99,18 @@ def command(value: Any, at: Place) -> Any:
     return list_of(word, what="words", empty=False)(value, at)
 
 
+def _mcp(value: Any, at: Place) -> Any:
+    """The servers that the step's process starts, and the mcp.yaml that describes them."""
+    checked = _MCP(value, at)
+    for key, remedy in (("config", "name an mcp.yaml"), ("servers", "name at least one of it")):
+        if isinstance(value, dict) and not value.get(key):
+            at.refuse(f"has no {key}", remedy)
+    return checked
+
+
+_MCP = record({"config": text, "servers": list_of(text, what="servers")}, what="mcp")
+
+
 def _keep_output(value: Any, at: Place) -> Any:
     return value if isinstance(value, bool) else whole(0, 1_000_000)(value, at)
 
@@ -228,7 +240,7 @@ _SCRIPT_CHECKS: dict[str, Check] = {
 }
 
 OWN_CHECKS: dict[str, dict[str, Check]] = {
-    "command": _PROCESS_CHECKS,
+    "command": {**_PROCESS_CHECKS, "mcp": _mcp},
     "python": _SCRIPT_CHECKS,
     "http": {
         "url": _url,

@@ -64,7 +64,7 @@ _SCRIPT = frozenset({"file", "file_name", "code", "entrypoint", "args", "result_
 """`file_name` is written by perdure when it embeds `file` as `code`; tracebacks show it."""
 
 BUILT_IN_TYPES: dict[str, TypeKeys] = {
-    "command": TypeKeys(_PROCESS, required=frozenset({"command"})),
+    "command": TypeKeys(_PROCESS | {"mcp"}, required=frozenset({"command"})),
     "python": TypeKeys(_SCRIPT, alternatives=(frozenset({"file"}), frozenset({"code"}))),
     "http": TypeKeys(
         frozenset(

@@ -14,10 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
-import referencing
-from jsonschema.validators import validator_for
-
 Json = Any
 Search = Callable[[str, str], bool]
 """Whether a pattern is found in a text; raises BadPattern."""
@@ -205,6 +201,11 @@ def schema_problem(schema: Json, value: Json) -> str | None:
 
     References to other documents are refused: nothing is fetched.
     """
+    # Here: they take 30 ms of a worker's start, and few checks are schemas.
+    import jsonschema
+    import referencing
+    from jsonschema.validators import validator_for
+
     try:
         kind = validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)

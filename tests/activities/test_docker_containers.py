@@ -50,6 +50,7 @@ def test_a_status_tells_state_code_and_health(
 
 
 def test_lines_that_are_no_containers_are_skipped() -> None:
+    """P33."""
     printed = "\n".join(
         ['time="x" level=warning msg="old"', "", line("Created"), "\t" * 7, "{}", "[]"]
     )
@@ -65,7 +66,7 @@ def test_one_off_containers_and_absent_labels_are_told() -> None:
 
 
 def test_an_instance_is_ready_when_every_container_is_up_or_done() -> None:
-    """C07."""
+    """P33, C07."""
     init = container("init", "exited", 0)
     assert judge([init, container()]).state == "ready"
     assert judge([init, container(health="healthy")], ["init", "app"]).state == "ready"

@@ -89,10 +89,14 @@ async def test_many_ports_are_told_in_order_and_each_once() -> None:
 
 
 async def test_a_port_that_a_container_publishes_is_taken() -> None:
-    async def look() -> str:
-        return "0.0.0.0:18000-18002->80-82/tcp, [::]:18000-18002->80-82/tcp\n5432/tcp\n"
+    with held("127.0.0.1") as free:
+        pass
+    first, last = free + 1, free + 3
 
-    assert await PortProbe(look).taken([17999, 18000, 18001, 18002]) == [18000, 18001, 18002]
+    async def look() -> str:
+        return f"0.0.0.0:{first}-{last}->80-82/tcp, [::]:{first}-{last}->80-82/tcp\n5432/tcp\n"
+
+    assert await PortProbe(look).taken(range(free, last + 1)) == [first, first + 1, last]
 
 
 async def test_a_burst_of_questions_asks_the_engine_once_and_blocks_nobody() -> None:
@@ -120,15 +124,15 @@ async def test_a_burst_of_questions_asks_the_engine_once_and_blocks_nobody() -> 
 
 
 async def test_a_later_question_asks_the_engine_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = ["", "0.0.0.0:42000->80/tcp"]
+    answers = ["", "0.0.0.0:7042->80/tcp"]
 
     async def look() -> str:
         return answers.pop(0)
 
     probe = PortProbe(look)
-    assert await probe.taken([42_000]) == []
+    assert await probe.taken([7_042]) == []
     monkeypatch.setattr(ports, "CACHED_SECONDS", -1.0)  # as if that were long ago
-    assert await probe.taken([42_000]) == [42_000]
+    assert await probe.taken([7_042]) == [7_042]
 
 
 # --- What docker prints -----------------------------------------------------------------------

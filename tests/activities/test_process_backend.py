@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.backend import InnerCommand
 from perdure.core.environments import Ready
 from perdure.errors import PerdureError
 from tests.activities.living import is_running, living, new_tag, sleepers, stubborn_tree
@@ -453,14 +454,9 @@ async def test_a_step_runs_its_program_with_the_servers_variables_and_its_own(po
     (pool.path / "below").mkdir()
     app = pool.app(env={"X": "the server's", "Y": "kept"})
     assert (await app.start()).ok
-    argv = await app.backend.exec_argv(
-        app.call,
-        app.folder,
-        None,
-        ["/bin/sh", "-c", 'echo "$APP_PORT $X $Y $Z $PERDURE_MARKER"; pwd'],
-        env={"X": "the step's"},
-        workdir="below",
-    )
+    words = ["/bin/sh", "-c", 'echo "$APP_PORT $X $Y $Z $PERDURE_MARKER"; pwd']
+    inner = InnerCommand(words, env={"X": "the step's"}, workdir="below")
+    argv = await app.backend.exec_argv(app.call, app.folder, inner)
     own = {"X": "the step's", "Z": "not named", "PERDURE_MARKER": "its own"}
     ran = await asyncio.to_thread(subprocess.run, argv, env=own, capture_output=True, text=True)
     assert ran.stdout == f"{app.port} the step's kept  its own\n{pool.path / 'below'}\n"
@@ -472,7 +468,7 @@ async def test_a_command_for_a_server_that_is_gone_or_for_another_user_is_refuse
     app = pool.app()
     assert (await app.start()).ok
     with pytest.raises(PerdureError, match="leave out user"):
-        await app.backend.exec_argv(app.call, app.folder, None, ["x"], env={}, user="root")
+        await app.backend.exec_argv(app.call, app.folder, InnerCommand(["x"], user="root"))
     await app.stop()
     with pytest.raises(PerdureError, match="the process is gone"):
-        await app.backend.exec_argv(app.call, app.folder, None, ["x"], env={})
+        await app.backend.exec_argv(app.call, app.folder, InnerCommand(["x"]))

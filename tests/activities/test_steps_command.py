@@ -30,6 +30,7 @@ async def test_a_list_is_an_argv_of_which_nothing_is_expanded(kit: Kit) -> None:
 async def test_a_failing_exit_code_fails_the_step_with_the_last_lines_and_keeps_the_result(
     kit: Kit,
 ) -> None:
+    """P53."""
     script = "echo kept; for i in 1 2 3 4 5 6 7 8; do echo line $i >&2; done; exit 3"
     failed = await kit.fail("command", command=script)
     assert failed.type == "ExitCode"
@@ -138,6 +139,7 @@ async def test_c51_a_relative_cwd_does_not_lead_out_of_the_working_directory(
     ("command", "cwd"), [(["no-such-program-here"], None), (["true"], "missing"), (["/"], None)]
 )
 async def test_what_cannot_be_started_is_not_retried(kit: Kit, command: Any, cwd: Any) -> None:
+    """P53."""
     failed = await kit.fail("command", command=command, **({"cwd": cwd} if cwd else {}))
     assert (failed.type, failed.retryable) == ("SpawnFailed", False)
 

@@ -1,7 +1,10 @@
-"""Running the command line as a process of its own, as people do."""
+"""Running the command line: as a process of its own, as people do, or within the test's."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
+
+from perdure.cli import status_of
+from perdure.config import Settings
+from perdure.server import Server, status, users
+from tests.waiting import HASTY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -27,6 +36,8 @@ class CommandLine:
     state: Path
     folder: Path
     python: tuple[str, ...] = (sys.executable,)
+    within: bool = False
+    """Whether calls are made in the test's process, which has imported everything already."""
 
     def environment(self, **more: str) -> dict[str, str]:
         """What the process sees: nothing of the tester's own settings."""
@@ -36,7 +47,15 @@ class CommandLine:
     def __call__(
         self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **more: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command to its end, within this process if it is to be so."""
+        if self.within:
+            return self._here(*map(str, arguments), **more)
+        return self.process(*arguments, stdin=stdin, **more)
+
+    def process(
+        self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as a process of its own."""
         return subprocess.run(
             [*self.python, "-m", "perdure", *map(str, arguments)],
             cwd=self.folder,
@@ -46,6 +65,28 @@ class CommandLine:
             text=True,
             timeout=PATIENCE_SECONDS,
         )
+
+    def _here(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.environment(**more), clear=True),
+            mock.patch.object(sys, "argv", ["perdure", *arguments]),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            status = status_of(arguments)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[None]:
+        """Keep one server for all commands of the block; each would start and end its own."""
+        server = Server(Settings.from_env({"PERDURE_STATE_DIR": str(self.state)}), role="test")
+        asyncio.run(server.join())
+        try:
+            yield
+        finally:
+            asyncio.run(server.leave())
 
     def start(
         self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **more: str
@@ -62,6 +103,20 @@ class CommandLine:
             start_new_session=True,
         )
 
+    def hasty(self) -> tuple[str, str]:
+        """The option for a worker that is done soon with ending, and with waiting for room."""
+        self.write("hasty.py", HASTY)
+        return "--steps", "hasty"
+
+    def kill(self) -> None:
+        """End the server and its workers, and with these their steps; nobody waits for them."""
+        state = Settings.from_env({"PERDURE_STATE_DIR": str(self.state)}).state
+        left = [user.pid for user in users(state) if user.role == "worker"]
+        for pid in (*left, status(state).pid):
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def write(self, name: str, text: str) -> Path:
         """A file in the current directory."""
         path = self.folder / name
@@ -71,14 +126,13 @@ class CommandLine:
 
 
 @contextmanager
-def command_line(folder: Path) -> Iterator[CommandLine]:
+def command_line(folder: Path, *, within: bool = False) -> Iterator[CommandLine]:
     """`perdure` with directories of its own below `folder`; ends what it leaves running."""
     current = folder / "folder"
     current.mkdir()
-    command = CommandLine(folder / "state", current)
+    command = CommandLine(folder / "state", current, within=within)
     yield command
-    if (command.state / "server.json").exists():
-        command("server", "stop")
+    command.kill()
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

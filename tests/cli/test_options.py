@@ -156,6 +156,7 @@ def test_a_limit_without_slots_is_found_before_anything_starts(
 def test_with_everything_left_out_by_skip_existing_it_says_so_and_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """P20."""
     monkeypatch.setenv("PERDURE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("EVAL_RESULTS_ROOT", str(tmp_path / "judged"))
     path = Path("dataset/crm/benign/1")

@@ -74,6 +74,7 @@ def folders(perdure: CommandLine) -> list[Path]:
 # --- Runs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("one_server")
 def test_the_example_runs_on_as_many_instances_as_it_says_and_leaves_none(
     perdure: CommandLine,
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_example_runs_on_as_many_instances_as_it_says_and_leaves_none(
 
 
 def test_environments_that_fail_are_told_apart_from_tasks_that_do(page: CommandLine) -> None:
+    """P22."""
     page.write("env.yaml", PAGE.replace("\nmemory", BROKEN + "memory"))
     for name, environment, command in (
         ("good", "page", "true"),
@@ -125,6 +127,7 @@ def test_environments_that_fail_are_told_apart_from_tasks_that_do(page: CommandL
     assert folders(page) == []
 
 
+@pytest.mark.usefixtures("one_server")
 def test_kept_environments_serve_the_next_run_until_they_are_stopped(page: CommandLine) -> None:
     call = ("run", "tasks", "--env-config", "env.yaml", "--keep-envs", "--json")
     projects = []
@@ -167,6 +170,7 @@ def test_ctrl_c_takes_the_environments_down_with_the_suite(
     assert folders(page) == []
 
 
+@pytest.mark.usefixtures("one_server")
 def test_who_stops_waiting_for_an_environment_to_end_still_gets_the_suite_s_status(
     page: CommandLine, started: list[subprocess.Popen[str]]
 ) -> None:
@@ -205,6 +209,7 @@ def test_a_suite_that_was_left_to_itself_leaves_no_environment_behind(page: Comm
 # --- Orders -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_pool_is_prepared_and_shut_down_without_any_run(page: CommandLine) -> None:
     prepared = page("pool", "prepare", "page", "--count", "2", "--env-config", "env.yaml")
     assert prepared.returncode == 0, prepared.stderr
@@ -268,6 +273,7 @@ def test_a_pool_of_which_nothing_is_known_is_shown_as_closed_and_starts_no_serve
         (["pool", "prepare"], "--env-config"),
         (["pool", "prepare", "--env-config", "nowhere.yaml"], "nowhere.yaml"),
         (["pool", "sweep", "--yes"], "--foreign"),
+        (["pool", "sweep", "--of", "u"], "--foreign"),
         (["pool", "--json", "shutdown"], "behind shutdown"),
         (["run", ".", "--pool", "ü"], "--pool"),
     ],

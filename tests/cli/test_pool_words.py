@@ -27,12 +27,14 @@ def instance(number: int, doing: str, **facts: Any) -> dict[str, Any]:
         "env_name": "shop",
         "key": "shop@1",
         "project_name": f"pool_shop_{number}",
+        "compose_file": "envs/shop/docker-compose.yml",
         "host": "box",
         "state": state,
         "doing": doing,
         "since": 100.0,
         "ports": {"SHOP_PORT": 18080 + number},
         "request_id": None,
+        "current_task_id": None,
         "wanted_by": None,
         "use_count": 2,
         "last_used": None,
@@ -122,6 +124,7 @@ def test_a_suite_sees_instances_of_its_environments_and_its_own_tasks_alone() ->
 
 
 def test_each_start_and_each_end_of_an_instance_is_told_once() -> None:
+    """P58."""
     teller = Teller()
     lives = ["starting", "starting", "resetting", "clean", "leased", "clean", "leased"]
 
@@ -136,6 +139,21 @@ def test_each_start_and_each_end_of_an_instance_is_told_once() -> None:
         "environment shop (pool_shop_1): starting on box with SHOP_PORT=18081",
         "environment shop (pool_shop_1): up after 12.5 s",
         "environment shop (pool_shop_1): stopping: nobody needs it",
+    ]
+
+
+def test_after_a_port_conflict_the_ports_are_told_that_it_has_now() -> None:
+    teller = Teller()
+    ports: list[dict[str, Any]] = [{"SHOP_PORT": port} for port in (18080, 8000, 8001)]
+
+    told = [teller.lines(Seen([instance(1, "starting", ports=some)])) for some in ports[:2]]
+    up = [instance(1, "clean", since=103.0, ports=some) for some in ports[2:]]
+
+    assert [*told, teller.lines(Seen(up)), teller.lines(Seen(up))] == [
+        ["environment shop (pool_shop_1): starting on box with SHOP_PORT=18080"],
+        ["environment shop (pool_shop_1): starting with other ports: SHOP_PORT=8000"],
+        ["environment shop (pool_shop_1): up after 3.00 s with other ports: SHOP_PORT=8001"],
+        [],
     ]
 
 
@@ -260,6 +278,19 @@ async def test_a_worker_that_dies_meanwhile_does_not_end_the_wait() -> None:
 
     assert not await until_gone(look, going(), lambda line: None)
     assert not answers
+
+
+async def test_a_pool_that_never_answers_is_not_waited_for_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perdure.cli.clearing.DEAF_SECONDS", 0.01)
+    told: list[str] = []
+
+    async def look() -> dict[str, Any] | None:
+        raise PerdureError("nobody answers")
+
+    await until_gone(look, going(), told.append)
+    assert "the pool does not answer" in told[-1]
 
 
 async def test_patience_has_an_end() -> None:

@@ -36,6 +36,16 @@ def test_parsing_loads_nothing_heavy(perdure: CommandLine) -> None:
     assert sorted(set(HEAVY) & set(loaded)) == []
 
 
+def test_a_worker_begins_without_what_few_steps_need(perdure: CommandLine) -> None:
+    code = "import sys, worker; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=perdure.environment(), capture_output=True, text=True
+    ).stdout.split()
+
+    assert "worker" in loaded
+    assert sorted({"httpx", "jsonschema", "rich", "typer"} & set(loaded)) == []
+
+
 def test_a_closed_pipe_ends_a_command_quietly(perdure: CommandLine) -> None:
     for number in range(300):
         perdure.write(f"{number}.yaml", "steps: [{id: a, type: nope}]\n")
@@ -73,7 +83,7 @@ def test_a_defect_is_a_line_that_asks_to_report_it(
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("a\nb")
 
-    monkeypatch.setattr(perdure.cli, "app", broken)
+    monkeypatch.setattr(perdure.cli, "parser", lambda: broken)
 
     assert status_of([]) == 70
     error = capsys.readouterr().err
@@ -92,7 +102,7 @@ def test_an_interrupt_leaves_no_trace(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(perdure.cli, "app", interrupted)
+    monkeypatch.setattr(perdure.cli, "parser", lambda: interrupted)
 
     assert status_of([]) == 130
     assert capsys.readouterr() == ("", "")

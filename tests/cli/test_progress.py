@@ -147,6 +147,7 @@ def test_the_time_left_goes_by_the_pace_since_this_command_began_to_look() -> No
 def test_elsewhere_each_ended_trial_is_one_line_and_the_picture_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """P58."""
     failed = TrialSummary(
         "refund", 2, "r", "failed", "task", "check", "exit code 3\n\x1b[2Jx", duration_seconds=1.5
     )

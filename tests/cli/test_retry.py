@@ -6,10 +6,13 @@ import os
 import re
 import signal
 
+import pytest
+
 from tests.cli.gates import Gates
 from tests.cli.support import ROOT, CommandLine, end, finish, wait_for
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_suite_is_retried_by_whole_tasks_or_by_trials(perdure: CommandLine) -> None:
     gates = Gates.of(perdure, "good", "flaky", repeats=2)
     gates.open()
@@ -51,6 +54,7 @@ steps:
 """
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_retry_does_not_begin_without_the_secrets_of_what_it_runs_again(
     perdure: CommandLine,
 ) -> None:
@@ -74,6 +78,7 @@ def test_a_retry_does_not_begin_without_the_secrets_of_what_it_runs_again(
     assert "s: 2 of 2 succeeded" in given.stdout
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_retry_does_not_begin_without_the_modules_of_what_it_runs_again(
     perdure: CommandLine,
 ) -> None:
@@ -84,7 +89,8 @@ def test_a_retry_does_not_begin_without_the_modules_of_what_it_runs_again(
     )
     perdure.write("t.yaml", "steps: [{id: a, type: own}]\n")
     where = str(perdure.folder)
-    first = perdure("run", "t.yaml", "--suite", "s", "--steps", "own", PYTHONPATH=f"{ROOT}:{where}")
+    arguments = ("run", "t.yaml", "--suite", "s", "--steps", "own")
+    first = perdure.process(*arguments, PYTHONPATH=f"{ROOT}:{where}")
     assert first.returncode == 1, first.stderr
 
     again = perdure("retry", "s")
@@ -111,7 +117,7 @@ def test_a_retry_that_was_killed_goes_on_when_it_is_typed_again(perdure: Command
     assert perdure("run", "tasks", "--suite", "s").returncode == 1
     gates.mend("a")
     gates.close()
-    killed = perdure.start("retry", "s")
+    killed = perdure.start("retry", "s", *perdure.hasty())
     try:
         gates.await_start("a", times=2)
         served = perdure("retry", "s")

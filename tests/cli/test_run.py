@@ -80,7 +80,8 @@ def pid_in(folder: Path, attempt: int = 1) -> int:
 def test_a_suite_runs_fails_in_part_and_goes_on_when_typed_again(
     perdure: CommandLine, tally: Path
 ) -> None:
-    first = perdure("run", "good.yaml", "bad.yaml", "--suite", "s", "--seed", "word=yo", "--json")
+    call = ("run", "good.yaml", "bad.yaml", "--suite", "s", "--seed", "word=yo")
+    first = perdure.process(*call, "--json")
 
     assert first.returncode == 1, first.stderr
     outcome = json.loads(first.stdout)
@@ -101,7 +102,7 @@ def test_a_suite_runs_fails_in_part_and_goes_on_when_typed_again(
     assert lines[0].startswith("UI: http://")
     assert sorted(line[6:15] for line in lines[2:]) == ["failed   ", "succeeded"]
 
-    again = perdure("run", "good.yaml", "bad.yaml", "--suite", "s", "--seed", "word=yo")
+    again = perdure.process(*call)
 
     assert again.returncode == 1
     assert "1 finished before" in again.stderr
@@ -214,7 +215,7 @@ def test_ctrl_c_twice_leaves_at_once_and_the_suite_goes_on_later(
             }
         ),
     )
-    run = perdure.start("run", "long.yaml")
+    run = perdure.start("run", "long.yaml", *perdure.hasty())
     started.append(run)
     step = pid_in(pids)
 
@@ -226,7 +227,7 @@ def test_ctrl_c_twice_leaves_at_once_and_the_suite_goes_on_later(
     status, out, error = finish(run, signal.SIGINT)
 
     assert (status, out) == (130, "")
-    match = re.search(r"go on with: perdure run long.yaml --suite (\S+)", error)
+    match = re.search(r"go on with: perdure run long.yaml --steps hasty --suite (\S+)", error)
     assert match, error
     # The worker sees that its parent is gone, cleans up and ends the server.
     wait_for(lambda: not psutil.pid_exists(step), "the step's process is gone")
@@ -293,7 +294,7 @@ def test_ctrl_c_before_the_start_starts_nothing(
 def test_detached_it_goes_on_by_itself_and_can_be_cancelled(
     perdure: CommandLine, pids: Path
 ) -> None:
-    left = perdure("run", "long.yaml", "--suite", "s", "--detach")
+    left = perdure.process("run", "long.yaml", "--suite", "s", "--detach")
 
     assert left.returncode == 0, left.stderr
     assert "suite s  run id " in left.stdout
@@ -307,7 +308,8 @@ def test_detached_it_goes_on_by_itself_and_can_be_cancelled(
     assert "s is cancelled" in cancelled.stdout
     assert not psutil.pid_exists(step)
     assert re.search(r"^s/long +cancelled ", perdure("list", "s").stdout, re.M)
-    assert "stopped" in perdure("server", "stop").stderr
+    # Now that nothing is left to do for it.
+    wait_for(lambda: not (perdure.state / "server.json").exists(), "the server has ended")
 
 
 def test_on_a_terminal_it_shows_a_picture_and_leaves_the_summary(
@@ -347,6 +349,7 @@ def test_on_a_terminal_it_shows_a_picture_and_leaves_the_summary(
     assert "\x1b[31m" in written
 
 
+@pytest.mark.usefixtures("one_server")
 def test_what_had_ended_before_is_told_in_the_summary_only(perdure: CommandLine) -> None:
     # More than one page of the suite's history.
     for number in range(45):
@@ -359,6 +362,7 @@ def test_what_had_ended_before_is_told_in_the_summary_only(perdure: CommandLine)
     assert "45 of 45 succeeded" in again.stdout + again.stderr
 
 
+@pytest.mark.usefixtures("one_server")
 def test_results_below_the_tasks_are_found_again_and_are_no_tasks(perdure: CommandLine) -> None:
     perdure.write("ok.yaml", "steps: [{id: a, type: command, command: 'true'}]\n")
     arguments = ("run", ".", "--suite", "t", "--results", "out", "--junit", "junit.xml")

@@ -91,7 +91,7 @@ def test_server_stop_ends_the_workers_too(
     started.append(worker)
     line_of(worker, "serving queue")
 
-    stopped = perdure("server", "stop")
+    stopped = perdure.process("server", "stop")
 
     assert stopped.returncode == 0
     assert "stopped" in stopped.stderr
@@ -127,7 +127,7 @@ def test_a_second_signal_makes_a_worker_leave_at_once(
 def test_a_worker_that_cannot_serve_says_why_in_a_line(
     perdure: CommandLine, options: list[str], variables: dict[str, str], named: str
 ) -> None:
-    done = perdure("worker", *options, **variables)
+    done = perdure.process("worker", *options, **variables)
 
     assert done.returncode == 2
     assert named in done.stderr

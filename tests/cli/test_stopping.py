@@ -31,6 +31,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     end(processes)
 
 
+@pytest.mark.usefixtures("one_server")
 def test_after_the_first_failure_the_rest_is_not_run_and_a_retry_runs_it(
     perdure: CommandLine,
 ) -> None:
@@ -61,6 +62,7 @@ def test_after_the_first_failure_the_rest_is_not_run_and_a_retry_runs_it(
     assert json.loads(rest.stdout)["totals"]["succeeded"] == 3
 
 
+@pytest.mark.usefixtures("one_server")
 def test_at_its_cost_a_suite_starts_nothing_more(perdure: CommandLine) -> None:
     for id in ("a", "b", "c"):
         perdure.write(f"tasks/{id}.yaml", COSTLY.format(id=id))
@@ -82,6 +84,7 @@ def test_at_its_cost_a_suite_starts_nothing_more(perdure: CommandLine) -> None:
     assert "s: 3 of 3 succeeded" in rest.stdout
 
 
+@pytest.mark.usefixtures("one_server")
 def test_ctrl_c_ends_a_paused_suite_and_what_did_not_start_is_not_run(
     perdure: CommandLine, started: list[subprocess.Popen[str]]
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_second_terminal_attaches_with_more_places(
     wait_for(lambda: not (perdure.state / "server.json").exists(), "the server ends by itself")
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_suite_that_is_open_is_followed_without_its_limits(
     perdure: CommandLine, started: list[subprocess.Popen[str]]
 ) -> None:

@@ -192,6 +192,7 @@ def test_yaml_that_is_printed_reads_as_it_was(document: dict[str, Any]) -> None:
 # --- Runs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_stored_version_runs_without_its_files_and_the_record_says_which_it_was(
     perdure: CommandLine,
 ) -> None:

@@ -32,7 +32,7 @@ def test_each_trial_sees_its_own_number_and_its_log_lines_bear_its_mark(
     perdure.write("one.yaml", TASK.format(id="one", repeats=1))
     perdure.write("three.yaml", TASK.format(id="three", repeats=3))
 
-    ran = perdure("run", "one.yaml", "three.yaml", "--suite", "s", "--steps", "talker")
+    ran = perdure.process("run", "one.yaml", "three.yaml", "--suite", "s", "--steps", "talker")
 
     assert ran.returncode == 0, ran.stderr
     results = perdure.state / "results" / "s"

@@ -152,7 +152,7 @@ def test_a_wrong_mcp_yaml_is_refused_with_the_place(document: Any, said: str) ->
 
 def test_keys_that_are_not_known_are_warnings() -> None:
     found, problems, warnings = mcp({"servers": [{"name": "a", "enviroment": "x"}], "more": 1})
-    assert (found, problems) == (McpServers(), [])
+    assert (found.environments, problems) == ({}, [])
     assert any("'environment'" in warning for warning in warnings)
 
 

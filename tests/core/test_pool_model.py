@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_demand import Demand, EnvironmentSet
 from perdure.core.pool_fleet import Failure
 from perdure.core.pool_hosts import HostFacts
+from perdure.core.pool_plan import Planner
 from perdure.core.pool_requests import Request, overtakes_allowed
 from perdure.core.pool_view import stats, view
 from perdure.core.ports import PortRange
@@ -98,6 +100,17 @@ class Asked:
     instances: list[int] = field(default_factory=list)
 
 
+class WatchedPool(Pool):
+    """A pool that tells when it is about to plan: what it planned before is done by then."""
+
+    before_a_plan: Callable[[], None] | None = None
+
+    def _planner(self, now: float) -> Planner:
+        if self.before_a_plan:
+            self.before_a_plan()
+        return super()._planner(now)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """A pool, and a world around it."""
 
@@ -120,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
     ) -> None:
         self.now = 1_000.0
         options = PoolOptions(unplaceable_seconds=60.0, overtakes_per_lease=overtakes)
-        self.pool = Pool("0123456789abcdef", options=options)
+        self._adopt(WatchedPool("0123456789abcdef", options=options))
         self.definitions = {
             name: replace(d, environment=replace(d.environment, name=name))
             for name, d in zip(NAMES, definitions, strict=True)
@@ -327,7 +340,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _crash(self, pick: int) -> None:
         """Or a continue-as-new: all that is known is what the state tells."""
         before = self._frozen()
-        self.pool = Pool.from_state(json.loads(before))
+        self._adopt(WatchedPool.from_state(json.loads(before)))
         assert self._frozen() == before
         for order in self.pool.outstanding():
             if isinstance(order, (StartInstance, ResetInstance, CheckInstance, StopInstance)):
@@ -352,8 +365,11 @@ class PoolMachine(RuleBasedStateMachine):
         self._tell(order)
 
     def _tell(self, order: Any) -> None:
+        if isinstance(order, StartInstance):  # every other one is reset with its start
+            was_reset = order.reset and order.instance % 2 == 0
+            self.pool.answers.started(order.instance, order.order, self.now, was_reset=was_reset)
+            return
         tell = {
-            StartInstance: self.pool.answers.started,
             ResetInstance: self.pool.answers.reset_done,
             CheckInstance: self.pool.answers.checked,
             StopInstance: self.pool.answers.stopped,
@@ -403,14 +419,14 @@ class PoolMachine(RuleBasedStateMachine):
     # --- What is decided --------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        rivals, leases = self._due_before(), {*self.pool.leases}
         self.paused = {suite for suite, most in self.max_parallel.items() if most == 0}
+        self.rivals, self.leases_of_old = self._due_before(), {*self.pool.leases}
         for decision in self.pool.decide(self.now):
             note(str(decision))
             self._carry_out(decision)
             if isinstance(decision, Refuse):
                 assert decision.reason
-        self._keep_the_bound(rivals, leases)
+        self._keep_the_bound()
         self._look()
         assert self.pool.decide(self.now) == [], "what is decided is decided"
 
@@ -531,8 +547,14 @@ class PoolMachine(RuleBasedStateMachine):
                 counts[definition.name] = limit - len(busy)
         return counts
 
-    def _keep_the_bound(self, rivals: list[tuple[str, dict[str, int]]], old: set[str]) -> None:
-        """No later request takes the last instance that a due one waits for."""
+    def _keep_the_bound(self) -> None:
+        """No later request takes the last instance that a due one waits for.
+
+        Looked at after each plan, since what one plan grants may make an earlier request due: the
+        next plan keeps for that one instead.
+        """
+        rivals, old = self.rivals, self.leases_of_old
+        self.rivals, self.leases_of_old = self._due_before(), {*self.pool.leases}
         for request_id, before in rivals:
             waiter = self.pool.queue.get(request_id)
             if waiter is None or len({h.machine for h in self.pool.hosts.usable}) == 0:
@@ -556,6 +578,11 @@ class PoolMachine(RuleBasedStateMachine):
                 assert is_safe, f"{name} was taken from {request_id}"
 
     # --- Help -------------------------------------------------------------------------------
+
+    def _adopt(self, pool: Pool) -> None:
+        assert isinstance(pool, WatchedPool)
+        self.pool = pool
+        pool.before_a_plan = self._keep_the_bound
 
     def _frozen(self) -> str:
         return json.dumps(self.pool.state())

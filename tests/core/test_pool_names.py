@@ -47,6 +47,7 @@ def test_two_pools_on_one_engine_never_share_a_project() -> None:
 
 
 def test_a_project_name_tells_prefix_environment_and_number() -> None:
+    """P19."""
     assert project_name("shop", 7, "1b9d6bcd-bbfd") == "pool_shop_7_1b9d6bcd"
     assert project_name("Shop.EU", 7, "1b9d6bcd", "dt") == "dt_shop-eu_7_1b9d6bcd"
 

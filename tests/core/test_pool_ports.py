@@ -32,6 +32,7 @@ def test_a_choice_that_cannot_be_whole_takes_nothing() -> None:
 
 
 def test_a_port_that_was_given_back_is_not_the_next_one() -> None:
+    """P39."""
     ports = Ports()
     first = ports.choose(1, {"A": 0}, SMALL, 0)
     ports.give_back(1)

@@ -13,6 +13,7 @@ from perdure.core.pool_decisions import Grant, GrantedInstance, LoseLease, Refus
 from perdure.core.run import BadStart, Dispatch, TaskRun
 from perdure.core.summary import summarise
 from perdure.messages import Holder, PoolUse, SlotGrant, StepOutcome
+from perdure.names import SUITE_CANCELLED
 from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen
 from tests.core.test_run import REF, done, failed, ids, task
 from tests.workflows.fake_pool import MAIL, SHOP, definition
@@ -60,10 +61,12 @@ def kinds(run: TaskRun) -> list[str]:
 
 
 def test_a_run_asks_at_once_and_begins_with_its_lease() -> None:
-    run = start({"id": "a"})
+    run = start({"id": "a"}, index=7)
     assert run.take_ready(0) == []
     request = request_of(run)
-    assert request == LeaseRequest("p", f"{REF.run_id}:1", HOLDER, [SHOP], "s", 3, "medium")
+    assert request == LeaseRequest(
+        "p", f"{REF.run_id}:1", HOLDER, [SHOP], "s", 3, "medium", index=7
+    )
     assert run.take_lease_words() == []
     assert run.open_lease == request
     assert run.instances == []
@@ -202,6 +205,11 @@ def test_only_a_run_that_has_not_begun_is_withdrawn() -> None:
     waiting.close(1)
     assert summarise(waiting).withdrawn
     assert [type(w) for w in waiting.take_lease_words()] == [LeaseRelease, LeaseRequest]
+    with_its_suite, by_hand = start({"id": "a"}), start({"id": "a"})
+    said = "Cancel requested by workflow with run id r with reason: "
+    with_its_suite.cancel(said + SUITE_CANCELLED, 1)
+    by_hand.cancel("somebody said so", 1)
+    assert (with_its_suite.withdrawn, by_hand.withdrawn) == (True, False)
     running = start({"id": "a"})
     request, (a,) = begun(running)
     assert not running.withdraw(1)

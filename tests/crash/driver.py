@@ -36,7 +36,7 @@ HOLD_SECONDS = 0.7
 PATIENCE_SECONDS = 60.0
 """For whatever must happen next on a loaded machine."""
 
-_LOOK_SECONDS = 0.01
+_LOOK_SECONDS = 0.04
 
 
 @dataclass(frozen=True)

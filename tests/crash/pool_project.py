@@ -88,7 +88,7 @@ START = f"""\
 {SAY}
 trap 'say down; while [ -e /log/hold-down ]; do sleep 0.1; done; say gone; exit 0' TERM
 say up
-while [ -e /log/hold-up ]; do sleep 0.1; done
+while [ -e /log/hold-up ] && ! rmdir /log/pass-up 2> /dev/null; do sleep 0.1; done
 httpd -f -p 8000 -h /inside &
 wait
 """
@@ -170,6 +170,10 @@ class PoolProject:
     def hold(self, phase: Phase) -> None:
         """Let no instance get beyond this, until it is let go."""
         (self._log / f"hold-{phase}").touch()
+
+    def let_one_come_up(self) -> None:
+        """Let one of them get beyond `hold("up")`."""
+        (self._log / "pass-up").mkdir()
 
     def let_go(self, phase: Phase) -> None:
         """Let them get beyond this."""

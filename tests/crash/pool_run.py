@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+from temporalio.client import Client
 
 from perdure.client import Perdure
 from perdure.config import Settings
-from perdure.names import task_workflow_id
+from perdure.event_log import find_execution, until_closed
+from perdure.names import suite_workflow_id, task_workflow_id
 from tests.cli.support import CommandLine
 from tests.crash.pool_project import PoolProject
 
@@ -58,11 +61,11 @@ class PoolRun:
             )
 
     def finish(self) -> tuple[int, dict[str, dict[str, Any]]]:
-        """Let it come to its end: its exit status, and each task's only trial."""
+        """Let it come to its end: its status, and the only trial of each task that had begun."""
         assert self._process
         status = self._process.wait(2 * PATIENCE_SECONDS)
         told = json.loads(self._answer.read_bytes() or b'{"tasks": []}')
-        return status, {task["id"]: task["trials"][0] for task in told["tasks"]}
+        return status, {task["id"]: task["trials"][0] for task in told["tasks"] if task["trials"]}
 
     def record(self, task: str) -> dict[str, Any]:
         """The record of a task that has ended."""
@@ -97,6 +100,16 @@ class PoolRun:
                 process.kill()
         self._process.wait()
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Keep the command from noticing anything."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def interrupt(self) -> None:
         """Ctrl-C."""
         assert self._process
@@ -113,10 +126,22 @@ class PoolRun:
 
     async def terminate(self, task: str) -> None:
         """End a task's workflow as an operator would, by force."""
+        async with self._connection() as client:
+            handle = client.get_workflow_handle(task_workflow_id("pool", task, 1))
+            await handle.terminate("by a test")
+
+    async def closed(self) -> None:
+        """Wait until the suite's workflow is closed, whatever the command knows of it."""
+        async with self._connection() as client, asyncio.timeout(PATIENCE_SECONDS):
+            suite = await find_execution(client, suite_workflow_id("pool"))
+            assert suite
+            await until_closed(client, suite)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Client]:
         settings = Settings.from_env({"PERDURE_STATE_DIR": str(self.perdure.state)})
         async with await Perdure.connect(settings, role="reader") as connection:
-            handle = connection.client.get_workflow_handle(task_workflow_id("pool", task, 1))
-            await handle.terminate("by a test")
+            yield connection.client
 
     def log(self) -> str:
         """The end of what the command and its workers said."""

@@ -90,7 +90,7 @@ class SuiteOfTwenty:
     # --- Documents --------------------------------------------------------------------------
 
     def _task(self, task: str, number: int, chance: random.Random) -> dict[str, Any]:
-        length = chance.randint(4, 6)
+        length = chance.randint(3, 4)
         steps: list[dict[str, Any]] = []
         for at, manner in enumerate(_manners(number, length)):
             kind = chance.choice(("command", "command", "python", "crash_work"))

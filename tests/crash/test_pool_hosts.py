@@ -8,12 +8,15 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
+from perdure.names import DEFAULT_QUEUE, POOL_WORKFLOW, pool_workflow_id, shared_queue
+from perdure.pool_messages import PoolInput, PoolTimes
 from tests.cli.support import CommandLine, wait_for
 from tests.crash.pool_project import PoolProject
 from tests.crash.pool_run import PoolRun, pool_run
@@ -70,6 +73,19 @@ def variables(temporal: WorkflowEnvironment, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
+async def pool(temporal: WorkflowEnvironment) -> str:
+    """A pool that gives a silent host up sooner than others do; its hosts beat every 5 s."""
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    await temporal.client.start_workflow(
+        POOL_WORKFLOW,
+        PoolInput(name, uuid.uuid4().hex, options=PoolTimes(host_gone_seconds=12.0), early=True),
+        id=pool_workflow_id(name),
+        task_queue=shared_queue(DEFAULT_QUEUE),
+    )
+    return name
+
+
+@pytest.fixture
 def processes() -> Iterator[set[int]]:
     """Of the test's instances, by pid; none of them is left behind."""
     pids: set[int] = set()
@@ -81,18 +97,18 @@ def processes() -> Iterator[set[int]]:
 
 def hosts_of_ports(run: PoolRun, pool: str, variables: dict[str, str]) -> dict[str, str]:
     """Where each instance is, by its port."""
-    shown = run.perdure("pool", "--pool", pool, "--json", **variables)
+    shown = replace(run.perdure, within=True)("pool", "--pool", pool, "--json", **variables)
     assert shown.returncode == 0, shown.stderr
     instances = json.loads(shown.stdout)["instances"]
     return {str(each["ports"]["SHOP_PORT"]): each["host"] for each in instances}
 
 
 def test_tasks_of_a_killed_host_go_on_at_the_other_and_what_it_left_is_swept_when_it_is_back(
-    variables: dict[str, str], processes: set[int], tmp_path: Path
+    variables: dict[str, str], pool: str, processes: set[int], tmp_path: Path
 ) -> None:
     """Steps run where the lease is, and no instance of a host that is gone is waited for."""
     project = PoolProject(tmp_path / "project", TASKS, max_instances=2, in_docker=False)
-    one_folder, pool = tmp_path / "one", f"p-{uuid.uuid4().hex[:8]}"
+    one_folder = tmp_path / "one"
     with (
         host(one_folder, "one", variables) as one,
         host(tmp_path / "two", "two", variables),
@@ -160,10 +176,10 @@ steps:
 
 
 def test_all_instances_of_a_lease_and_all_steps_of_its_task_are_on_one_host(
-    variables: dict[str, str], tmp_path: Path
+    variables: dict[str, str], pool: str, tmp_path: Path
 ) -> None:
     """Two hosts with two places each, and tasks that need two: each host serves whole tasks."""
-    folder, pool = tmp_path / "project", f"p-{uuid.uuid4().hex[:8]}"
+    folder = tmp_path / "project"
     for made in (folder / "tasks", folder / "at"):
         made.mkdir(parents=True)
     (folder / "env.yaml").write_text(PAIR.format(python=sys.executable))
@@ -171,7 +187,7 @@ def test_all_instances_of_a_lease_and_all_steps_of_its_task_are_on_one_host(
         text = PAIR_TASK.format(id=id, at=folder / "at")
         (folder / "tasks" / f"{id}.yaml").write_text(text)
     (tmp_path / "cwd").mkdir()
-    perdure = CommandLine(tmp_path / "state", tmp_path / "cwd")
+    perdure = CommandLine(tmp_path / "state", tmp_path / "cwd", within=True)
 
     with (
         host(tmp_path / "one", "one", variables, places=2),

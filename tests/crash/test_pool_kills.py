@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.crash.own_engine import OwnEngine
-from tests.crash.pool_project import Phase, PoolProject
+from tests.crash.pool_project import PoolProject
 from tests.crash.pool_run import PoolRun, pool_run
 
 TASKS = ("a", "b", "c", "d")
@@ -71,92 +71,82 @@ def assert_all_went_well(
     return trials
 
 
-@pytest.mark.parametrize("phase", ["up", "reset"])
-def test_a_worker_that_dies_while_instances_come_up_or_are_reset_costs_nobody_anything(
-    engine: OwnEngine, tmp_path: Path, phase: Phase
+async def test_a_worker_may_die_in_each_part_of_an_instances_life(
+    engine: OwnEngine, tmp_path: Path
 ) -> None:
     """PD6, PD25: no slot stays booked, and nothing that was half made stays."""
     project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
-    project.open(*TASKS)
-    project.hold(phase)
+    project.hold("up")
+    project.let_one_come_up()
     with pool_run(tmp_path / "run", project, engine.variables) as run:
-        run.wait(lambda: project.said("up" if phase == "up" else "resets"), f"one is held: {phase}")
+        run.wait(lambda: any(map(project.starts_of_work, TASKS)), "a task is at work")
+        (hit,) = filter(project.starts_of_work, TASKS)
+        (place,) = project.said(f"begin {hit}")
+        run.wait(lambda: len(project.said("up")) == 2, "the other instance comes up")
         run.kill_worker()
-        project.let_go(phase)
+        work_begins(run, project, hit, times=2)
 
-        trials = assert_all_went_well(run, project, engine)
-
-    assert {attempts(trial)["work"] for trial in trials.values()} == {1}
-    assert all(run.record(task)["leases_lost"] == [] for task in TASKS)
-
-
-def test_a_worker_that_dies_under_a_task_leaves_it_its_instance(
-    engine: OwnEngine, tmp_path: Path
-) -> None:
-    project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
-    with pool_run(tmp_path / "run", project, engine.variables) as run:
-        hit = first_two(run, project)
-        before = engine.projects()
+        resets = len(project.said("resets"))
+        project.hold("reset")
+        project.open(hit)
+        run.wait(lambda: len(project.said("resets")) > resets, "an instance is reset")
+        assert project.said("resets")[-1] == place
         run.kill_worker()
-        work_begins(run, project, *hit, times=2)
-        assert engine.projects() == before
+        project.let_go("up")
+        project.let_go("reset")
+
+        project.hold("down")
         project.open(*TASKS)
-
-        trials = assert_all_went_well(run, project, engine)
-
-    for task in hit:
-        assert attempts(trials[task]) == {"begin": 1, "work": 2, "end": 1}
-        assert len(set(project.said(f"begin {task}") + project.said(f"end {task}"))) == 1
-    assert {attempts(trials[task])["work"] for task in set(TASKS) - set(hit)} == {1}
-
-
-def test_a_worker_that_dies_while_an_instance_goes_down_takes_it_down_when_it_is_back(
-    engine: OwnEngine, tmp_path: Path
-) -> None:
-    project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
-    project.open(*TASKS)
-    project.hold("down")
-    with pool_run(tmp_path / "run", project, engine.variables) as run:
-        run.wait(lambda: all(project.said(f"end {task}") for task in TASKS), "all tasks end")
         run.wait(lambda: project.said("down"), "an instance is asked to go")
-        run.kill_worker()
+        with run.frozen():
+            # The command is told that the suite is over when nobody is left to clean up.
+            await run.closed()
+            run.kill_worker()
         project.let_go("down")
 
         trials = assert_all_went_well(run, project, engine)
 
-    assert {attempts(trial)["work"] for trial in trials.values()} == {1}
+    assert attempts(trials[hit]) == {"begin": 1, "work": 2, "end": 1}
+    assert project.said(f"end {hit}") == [place], "it kept its instance"
+    assert {attempts(trials[task])["work"] for task in set(TASKS) - {hit}} == {1}
+    assert all(run.record(task)["leases_lost"] == [] for task in TASKS)
+    assert project.most_alive() <= 2
 
 
-def test_after_the_death_of_everything_the_same_command_goes_on_with_the_same_instances(
+def test_after_the_death_of_everything_the_same_command_goes_on_and_can_be_interrupted(
     engine: OwnEngine, tmp_path: Path
 ) -> None:
     """PD25: what was left running is known, is used again, and is gone in the end."""
     project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
     with pool_run(tmp_path / "run", project, engine.variables) as run:
         hit = first_two(run, project)
+        others = set(TASKS) - {*hit}
         before = engine.projects()
         run.kill_everything()
         run.start()
         work_begins(run, project, *hit, times=2)
         assert engine.projects() == before
-        project.open(*TASKS)
+        project.open(*hit)
+        work_begins(run, project, *others)
+        run.interrupt()
+        status, trials = run.finish()
 
-        trials = assert_all_went_well(run, project, engine)
-
+    assert status == 130
+    assert {trials[task]["status"] for task in hit} == {"succeeded"}
     assert [attempts(trials[task])["begin"] for task in hit] == [1, 1]
+    assert {trials[task]["status"] for task in others} == {"cancelled"}
+    assert project.two_on_one() == []
+    assert engine.left() == []
 
 
-@pytest.mark.parametrize("moment", ["an instance comes up", "tasks are at work"])
-def test_an_interrupted_run_leaves_nothing(engine: OwnEngine, tmp_path: Path, moment: str) -> None:
+def test_a_run_that_is_interrupted_while_an_instance_comes_up_leaves_nothing(
+    engine: OwnEngine, tmp_path: Path
+) -> None:
     """C38: cleanup is a part of cancelling, also of what is half-way up."""
-    project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
-    if moment == "an instance comes up":
-        project.hold("up")
+    project = PoolProject(tmp_path / "project", ["a"], max_instances=1)
+    project.hold("up")
     with pool_run(tmp_path / "run", project, engine.variables) as run:
-        if moment == "an instance comes up":
-            run.wait(lambda: project.said("up"), "one is held")
-        else:
-            first_two(run, project)
+        run.wait(lambda: project.said("up"), "one is held")
         run.interrupt()
         status, trials = run.finish()
 
@@ -165,27 +155,39 @@ def test_an_interrupted_run_leaves_nothing(engine: OwnEngine, tmp_path: Path, mo
     assert engine.left() == []
 
 
-def test_a_task_whose_container_is_killed_starts_over_on_another_and_no_other_task_notices(
+async def test_a_terminated_task_and_a_killed_container_give_way_to_others_and_nobody_notices(
     engine: OwnEngine, tmp_path: Path
 ) -> None:
+    """C13, with a real instance: whoever waits gets it in bounded time, reset."""
     project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
     with pool_run(tmp_path / "run", project, engine.variables) as run:
-        hit, spared = first_two(run, project)
+        gone, spared = first_two(run, project)
+        waiting = [task for task in TASKS if task not in (gone, spared)]
+        await run.terminate(gone)
+        run.wait(lambda: any(map(project.starts_of_work, waiting)), "one that waited is at work")
+        assert project.two_on_one() == []
+
+        (hit,) = filter(project.starts_of_work, waiting)
         (killed,) = project.said(f"begin {hit}")
+        assert [killed] == project.said(f"begin {gone}")
         engine.docker("kill", killed)
-        # It waits behind those that came before it the second time.
-        project.open(*(task for task in TASKS if task not in (hit, spared)))
+        # It waits behind the one that came before it the second time.
+        project.open(*(task for task in waiting if task != hit))
         work_begins(run, project, hit, times=2)
         project.open(hit, spared)
+        status, trials = run.finish()
 
-        trials = assert_all_went_well(run, project, engine)
-
+    assert status == 1
+    succeeded = {id for id, trial in trials.items() if trial["status"] == "succeeded"}
+    assert succeeded == set(TASKS) - {gone}
     first, second = project.said(f"begin {hit}")
     assert (first, second) == (killed, *project.said(f"end {hit}"))
     assert first != second
     assert len(run.record(hit)["leases_lost"]) == 1
     assert attempts(trials[spared]) == {"begin": 1, "work": 1, "end": 1}
     assert project.said(f"begin {spared}") == project.said(f"end {spared}")
+    assert project.two_on_one() == []
+    assert engine.left() == []
 
 
 def test_tasks_start_over_after_a_restart_of_the_engine(engine: OwnEngine, tmp_path: Path) -> None:
@@ -203,50 +205,27 @@ def test_tasks_start_over_after_a_restart_of_the_engine(engine: OwnEngine, tmp_p
     assert [len(run.record(task)["leases_lost"]) for task in hit] == [1, 1]
 
 
-async def test_the_instance_of_a_terminated_task_goes_to_the_next_one(
-    engine: OwnEngine, tmp_path: Path
-) -> None:
-    """C13, with a real instance: whoever waits gets it in bounded time, reset."""
-    project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
-    with pool_run(tmp_path / "run", project, engine.variables) as run:
-        gone, spared = first_two(run, project)
-        waiting = [task for task in TASKS if task not in (gone, spared)]
-        await run.terminate(gone)
-        run.wait(lambda: any(map(project.starts_of_work, waiting)), "one that waited is at work")
-        assert project.two_on_one() == []
-        project.open(*TASKS)
-        status, trials = run.finish()
-
-    assert status == 1
-    assert {id for id, trial in trials.items() if trial["status"] == "succeeded"} == (
-        set(TASKS) - {gone}
-    )
-    assert attempts(trials[spared]) == {"begin": 1, "work": 1, "end": 1}
-    assert project.two_on_one() == []
-    assert project.most_alive() <= 2
-    assert engine.left() == []
-
-
 def test_two_pools_on_one_engine_leave_each_other_alone(engine: OwnEngine, tmp_path: Path) -> None:
     """Two servers, each with a pool of the same name: what one of them sweeps is its own."""
-    mine = PoolProject(tmp_path / "mine" / "project", TASKS, max_instances=2)
-    theirs = PoolProject(tmp_path / "theirs" / "project", TASKS, max_instances=2)
+    mine = PoolProject(tmp_path / "mine" / "project", ["a"], max_instances=1)
+    theirs = PoolProject(tmp_path / "theirs" / "project", ["a"], max_instances=1)
     with (
         pool_run(tmp_path / "mine", mine, engine.variables) as run,
         pool_run(tmp_path / "theirs", theirs, engine.variables) as other,
     ):
-        hit, spared = first_two(run, mine), first_two(other, theirs)
+        work_begins(run, mine, "a")
+        work_begins(other, theirs, "a")
         before = engine.projects()
-        assert len(before) == 4
+        assert len(before) == 2
         run.kill_worker()
-        work_begins(run, mine, *hit, times=2)  # its host has joined again, and swept
+        work_begins(run, mine, "a", times=2)  # its host has joined again, and swept
         assert engine.projects() == before
-        mine.open(*TASKS)
+        mine.open("a")
         status, _ = run.finish()
         assert status == 0
-        assert len(engine.projects()) == 2, "the other pool's instances are all that is left"
-        theirs.open(*TASKS)
+        assert len(engine.projects()) == 1, "the other pool's instance is all that is left"
+        theirs.open("a")
         trials = assert_all_went_well(other, theirs, engine)
 
-    assert all(attempts(trials[task])["work"] == 1 for task in spared)
+    assert attempts(trials["a"])["work"] == 1
     assert mine.two_on_one() == []

@@ -21,7 +21,10 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_names import project_name
 from perdure.pool_messages import InstanceCall, InstanceResult
 
-IMAGE = "perdure-test/busybox:2"
+IMAGE = "perdure-test/busybox:3"
+
+# It ends when it is asked to, so that no test waits until it is killed for not doing so.
+COMMAND = ["sh", "-c", "trap 'exit 143' TERM; sleep 600 & wait"]
 
 PROGRAMS = (
     *("sh", "sleep", "true", "false", "echo", "cat", "printenv", "httpd", "wget", "ps", "seq"),
@@ -58,7 +61,7 @@ def build_image(busybox: str, host: str | None = None) -> None:
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
             archive.addfile(folder)
-    command = ("import", "--change", 'CMD ["sleep", "600"]', "-", IMAGE)
+    command = ("import", "--change", f"CMD {json.dumps(COMMAND)}", "-", IMAGE)
     docker(*command, stdin=content.getvalue(), host=host)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from activities import marker
+from activities.backend import InnerCommand
 from activities.docker_cli import DockerCli
 from perdure.errors import PerdureError
 from perdure.pool_messages import InstanceCall
@@ -46,32 +47,33 @@ async def dies(stand: Stand, call: InstanceCall, *words: str) -> str:
     return result.reason
 
 
-async def container(stand: Stand, service: str) -> str:
-    labels = (f"perdure.pool={stand.uuid}", f"com.docker.compose.service={service}")
-    return (await stand.backend.cli.containers(*labels))[0].id
+async def container(stand: Stand, call: InstanceCall, service: str) -> str:
+    labels = (f"perdure.instance={call.number}", f"com.docker.compose.service={service}")
+    return (await stand.backend.cli.containers(f"perdure.pool={stand.uuid}", *labels))[0].id
 
 
-@pytest.mark.parametrize("way", ["kill", "stop", "rm"])
 async def test_a_watch_tells_of_a_container_that_is_killed_ends_or_is_removed(
-    stand: Stand, way: str
+    stand: Stand,
 ) -> None:
-    call = stand.call(APP)
-    assert (await stand.start(call)).ok
-    words = {
-        "kill": ("kill",),
-        "stop": ("stop", "--time", "5"),  # it ends with 0, which a service does not do by itself
-        "rm": ("rm", "--force"),
-    }[way]
-    reason = await dies(stand, call, *words, await container(stand, "app"))
-    said = {"kill": "exited with 137", "stop": "ended with 0", "rm": "its container is gone"}[way]
-    assert reason == f"environment shop, service app: {said}"
-    await stand.stop(call)
+    ways = (
+        (("kill",), "exited with 137"),
+        (("stop", "--time", "5"), "ended with 0"),  # which a service does not do by itself
+        (("rm", "--force"), "its container is gone"),
+    )
+    calls = [stand.call(APP, number) for number, _ in enumerate(ways, 1)]
+    assert all(result.ok for result in await asyncio.gather(*map(stand.start, calls)))
+    ends = [
+        dies(stand, call, *words, await container(stand, call, "app"))
+        for call, (words, _) in zip(calls, ways, strict=True)
+    ]
+    reasons = await asyncio.gather(*ends)
+    assert reasons == [f"environment shop, service app: {said}" for _, said in ways]
+    stand.clear()
 
 
 async def test_many_watches_ask_the_engine_once(stand: Stand) -> None:
     calls = [stand.call("services: {app: {image: IMAGE}}", number) for number in (1, 2, 3)]
-    for call in calls:
-        assert (await stand.start(call)).ok
+    assert all(result.ok for result in await asyncio.gather(*map(stand.start, calls)))
     asked = []
 
     class Counting(DockerCli):
@@ -88,7 +90,7 @@ async def test_many_watches_ask_the_engine_once(stand: Stand) -> None:
     for watch in watches:
         watch.cancel()
     await asyncio.wait(watches)
-    await asyncio.gather(*(stand.stop(call) for call in calls))
+    stand.clear()
 
 
 # --- Inside -----------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ async def test_a_script_that_overruns_its_limit_is_ended_inside_of_the_container
         await stand.backend.exec(call, folder, "nope", "true", 5)
     with pytest.raises(PerdureError, match="name one of app, side"):
         await stand.backend.exec(call, folder, None, "true", 5)
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_a_script_that_prints_without_end_is_drained(stand: Stand) -> None:
@@ -127,7 +129,7 @@ async def test_a_script_that_prints_without_end_is_drained(stand: Stand) -> None
     assert code == 4
     assert shown.endswith("done\n")
     assert len(shown) <= 65_536
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_values_for_a_command_inside_stand_on_no_command_line(stand: Stand) -> None:
@@ -136,10 +138,9 @@ async def test_values_for_a_command_inside_stand_on_no_command_line(stand: Stand
     assert (await stand.start(call)).ok
     folder = stand.folder(call)
     value = "s3cr3t 'x' \"y\"\n$HOME `id` é"
-    argv = await stand.backend.exec_argv(
-        call, folder, "app", ["sh", "-c", 'printf %s "$PASS|$PATH|"; pwd'],
-        env={"PASS": value, "PATH": "/bin"}, user="0", workdir="/tmp",
-    )  # fmt: skip
+    words = ["sh", "-c", 'printf %s "$PASS|$PATH|"; pwd']
+    inner = InnerCommand(words, "app", {"PASS": value, "PATH": "/bin"}, user="0", workdir="/tmp")
+    argv = await stand.backend.exec_argv(call, folder, inner)
     assert not any("s3cr3t" in word for word in argv)
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
@@ -147,7 +148,7 @@ async def test_values_for_a_command_inside_stand_on_no_command_line(stand: Stand
     shown, _ = await process.communicate()
     assert shown.decode() == f"{value}|/bin|/tmp\n"
     assert not list(folder.glob("exec-*"))
-    await stand.stop(call)
+    stand.clear()
 
 
 # --- Deaths of the worker ---------------------------------------------------------------------
@@ -238,9 +239,8 @@ async def test_a_sweep_takes_its_own_pools_leftovers_only(stand: Stand, tmp_path
     calls = [stand.call(APP, number) for number in (1, 2)]
     theirs = other.call(APP)
     try:
-        for call in calls:
-            assert (await stand.start(call)).ok
-        assert (await other.start(theirs)).ok
+        started = (*map(stand.start, calls), other.start(theirs))
+        assert all(result.ok for result in await asyncio.gather(*started))
         removed = await stand.another_worker().sweep(stand.uuid, {2}, tmp_path)
         assert removed == [f"{calls[0].project}: 2 containers, 1 network, 1 volume"]
         assert (await stand.backend.check(calls[1], stand.folder(calls[1]))).ok
@@ -249,7 +249,6 @@ async def test_a_sweep_takes_its_own_pools_leftovers_only(stand: Stand, tmp_path
         assert await stand.backend.sweep(stand.uuid, set(), tmp_path) == []
         assert stand.left() == []
     finally:
-        await other.stop(theirs)
         other.clear()
 
 

@@ -37,6 +37,7 @@ def outsider() -> Iterator[int]:
 
 
 async def test_an_instance_comes_up_once_and_carries_its_labels(stand: Stand) -> None:
+    """P31, P49."""
     call = stand.call(
         """
         services:
@@ -73,7 +74,7 @@ async def test_a_start_with_other_ports_replaces_what_is_there(stand: Stand) -> 
     shown = docker("ps", "--format", "{{.Ports}}", "--filter", f"label=perdure.pool={stand.uuid}")
     assert str(second.ports["APP_PORT"]) in shown
     assert str(first.ports["APP_PORT"]) not in shown
-    await stand.stop(second)
+    stand.clear()
 
 
 async def test_a_missing_image_is_final_and_quick_and_named_with_its_service(stand: Stand) -> None:
@@ -141,7 +142,7 @@ async def test_a_one_shot_service_may_end_with_0(stand: Stand, compose: str) -> 
     call = stand.call(compose.replace("CODE", "0"), max_instances=1)
     result = await stand.start(call)
     assert result.ok, result
-    await stand.stop(call)
+    stand.clear()
 
 
 @pytest.mark.parametrize("compose", [INIT_FIRST, INIT_ALONE], ids=["depended on", "by nobody"])
@@ -171,7 +172,7 @@ async def test_a_service_that_keeps_being_restarted_fails_at_once(stand: Stand) 
 
 
 async def test_a_service_that_never_gets_healthy_is_not_used(stand: Stand) -> None:
-    """PD8."""
+    """P34, PD8."""
     compose = """
         services:
           good: {image: IMAGE}
@@ -238,7 +239,7 @@ async def test_a_value_reaches_the_container_byte_for_byte(stand: Stand) -> None
     # A secret is there, and is masked where it is printed.
     shown = 'echo "$S"; test "$S" = "s3cr3t-\\$CANARY-9f" && echo same'
     assert await stand.backend.exec(call, folder, "app", shown, 30) == (0, "***\nsame\n")
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_a_variable_that_nothing_sets_is_named(stand: Stand) -> None:
@@ -296,7 +297,7 @@ async def test_what_is_fixed_is_fine_for_a_single_instance(stand: Stand) -> None
     compose = f"services: {{app: {{image: IMAGE, container_name: {name}}}}}"
     call = stand.call(compose, max_instances=1)
     assert (await stand.start(call)).ok
-    await stand.stop(call)
+    stand.clear()
 
 
 # --- Files and images -------------------------------------------------------------------------
@@ -361,7 +362,7 @@ async def test_the_hook_beside_the_compose_file_can_refuse(stand: Stand) -> None
     assert "no disk image in" in result.reason
     hook.write_text("raise RuntimeError('broken hook')\n")
     assert (await stand.start(call)).ok
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_ids_that_look_alike_are_projects_of_their_own(stand: Stand) -> None:
@@ -376,4 +377,4 @@ async def test_ids_that_look_alike_are_projects_of_their_own(stand: Stand) -> No
     shown = docker("ps", "--format", columns, "--filter", f"label=perdure.pool={stand.uuid}")
     assert sorted(line.split()[1] for line in shown.splitlines()) == sorted(names)
     assert len({line.split()[0] for line in shown.splitlines()}) == len(names)
-    await asyncio.gather(*(stand.stop(call) for call in calls))
+    stand.clear()

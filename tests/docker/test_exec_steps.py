@@ -106,11 +106,11 @@ async def test_a_command_sees_its_container_and_nothing_of_the_host(
     assert seen["DOCKER_HOST"] == "tcp://nowhere:1"
     assert not {"DB_PASS", "PERDURE_WORKDIR", "PERDURE_CONTEXT"} & set(seen)
     assert secret not in result["stdout"], "it is masked"
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_an_argv_and_a_user_are_taken_as_they_are(stand: Stand, kit: Kit) -> None:
-    call = await up(stand, kit)
+    await up(stand, kit)
     result = await kit.run("exec", **SHOP, command=["echo", "$HOME", "a b"], user="1000")
     assert result["stdout"] == "$HOME a b\n"
     assert (await kit.run("exec", **SHOP, command="id -u", user="1000"))["stdout"] == "1000\n"
@@ -118,7 +118,7 @@ async def test_an_argv_and_a_user_are_taken_as_they_are(stand: Stand, kit: Kit) 
     assert (failed.type, failed.kind) == ("ExecFailed", "environment")
     assert "shup" in str(failed)
     assert "db, shop" in str(failed)
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_what_is_ended_at_its_limit_is_gone_inside(stand: Stand, kit: Kit) -> None:
@@ -132,7 +132,7 @@ async def test_what_is_ended_at_its_limit_is_gone_inside(stand: Stand, kit: Kit)
         assert "sleep 90" not in inside(call)
         counted = docker("exec", f"{call.project}-shop-1", "cat", "/tmp/n")
         assert len(counted.splitlines()) == attempt
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_what_is_cancelled_is_gone_inside_whoever_it_ran_as(stand: Stand, kit: Kit) -> None:
@@ -143,7 +143,7 @@ async def test_what_is_cancelled_is_gone_inside_whoever_it_ran_as(stand: Stand, 
     with contextlib.suppress(asyncio.CancelledError):
         await step
     assert "sleep 91" not in inside(call)
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_what_a_lost_worker_left_inside_is_gone_before_the_next_attempt(
@@ -158,7 +158,7 @@ async def test_what_a_lost_worker_left_inside_is_gone_before_the_next_attempt(
     result = await kit.run("exec", **SHOP, command="ps")
     assert "sleep 92" not in result["stdout"]
     assert "sleep 93" in result["stdout"], "it is of the step `s.1`"
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_a_killed_container_is_found_dead(stand: Stand, kit: Kit) -> None:
@@ -168,11 +168,11 @@ async def test_a_killed_container_is_found_dead(stand: Stand, kit: Kit) -> None:
     dead = await kit.instances.dead()
     assert list(dead) == ["shop"]
     assert "db" in dead["shop"]
-    await stand.stop(call)
+    stand.clear()
 
 
 async def test_a_reset_runs_the_scripts_inside(stand: Stand, kit: Kit) -> None:
     call = await up(stand, kit, reset_scripts={"db": "echo fresh > /tmp/state"})
     assert await kit.run("reset", environment="shop") == {}
     assert docker("exec", f"{call.project}-db-1", "cat", "/tmp/state") == "fresh\n"
-    await stand.stop(call)
+    stand.clear()

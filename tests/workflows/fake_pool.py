@@ -26,7 +26,7 @@ from perdure.names import (
 from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen, SetDemand
 from tests.waiting import until
 
-USE = PoolUse(pool="recorded")
+USE = PoolUse(pool="recorded", local_words=True)
 
 
 def definition(name: str, *ports: str) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class World:
     no_room_for: set[str] = field(default_factory=set)
     """Tasks whose records cannot be written."""
     missing: list[WriteMissing] = field(default_factory=list)
+    host: str = "here"
+    """Where steps run."""
     open: bool = False
     """Whether steps that play `hold` may end."""
     deaf: bool = False
@@ -144,21 +146,21 @@ class World:
                 await asyncio.sleep(0.05)
             word = "fail"
         if word == "ok":
-            return StepOutcome("succeeded", ops, host="here", usage=usage)
+            return StepOutcome("succeeded", ops, host=self.host, usage=usage)
         if word in ("fail", "infra"):
             kind: FailureKind = "infrastructure" if word == "infra" else "task"
             failure = StepFailure("asked to fail", type=step.get("error", "Asked"), kind=kind)
-            outcome = StepOutcome("failed", ops, failure=failure, host="here", usage=usage)
+            outcome = StepOutcome("failed", ops, failure=failure, host=self.host, usage=usage)
             raise ApplicationError("asked to fail", outcome, type="Asked", non_retryable=True)
         if word == "orphaned":  # its instance was found dead
             lost = {i.environment: f"{i.environment} is dead" for i in task.instances}
             failure = StepFailure("nobody answers", kind="environment")
-            outcome = StepOutcome("failed", ops, failure=failure, host="here", lost=lost)
+            outcome = StepOutcome("failed", ops, failure=failure, host=self.host, lost=lost)
             raise ApplicationError("nobody answers", outcome, type="Asked", non_retryable=True)
         if word == "shutdown":
             raise ApplicationError("stopping", type=WORKER_SHUTDOWN, non_retryable=True)
         if word == "lose":
-            activity.heartbeat(StepOutcome("failed", ops, host="here"))
+            activity.heartbeat(StepOutcome("failed", ops, host=self.host))
             await asyncio.sleep(3600)
         while word == "read late" and not self.open:
             activity.heartbeat(StepOutcome("failed", ops, host="here"))
@@ -168,16 +170,16 @@ class World:
             handle = self.client.get_workflow_handle(task.run.workflow_id)
             answer = await handle.query("context_diffs", asked, result_type=ContextDiffs)
             ops[0]["value"]["diffs"] = len(answer.diffs)
-            return StepOutcome("succeeded", ops, host="here")
+            return StepOutcome("succeeded", ops, host=self.host)
         assert word in ("hang", "hold"), word
         while word == "hang" or not self.open:
             try:
-                activity.heartbeat(StepOutcome("failed", ops, host="here"))
+                activity.heartbeat(StepOutcome("failed", ops, host=self.host))
                 await asyncio.sleep(0.05)
             except asyncio.CancelledError:
                 if not self.deaf:
-                    return StepOutcome("cancelled", ops, host="here")
-        return StepOutcome("succeeded", ops, host="here")
+                    return StepOutcome("cancelled", ops, host=self.host)
+        return StepOutcome("succeeded", ops, host=self.host)
 
     @activity.defn(name=COMPENSATE_STEP)
     async def compensate_step(self, asked: CompensateStep) -> CompensationOutcome:
@@ -293,7 +295,8 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
                 made.finish_task,
                 made.write_suite,
                 made.write_missing,
-                Binding("here").bind_host,
+                Binding(made.host).bind_host,
+                *made.pool,
             ],
             workflow_runner=sandbox(),
             max_heartbeat_throttle_interval=BEAT_THROTTLE,

@@ -98,7 +98,8 @@ class Engine:
         self.up[call.number] = call.environment
         for name, count in Counter(self.up.values()).items():
             self.most_up[name] = max(self.most_up[name], count)
-        return await self._play("start", call)
+        started = await self._play("start", call)
+        return await self._play("reset", call) if started.ok and call.reset else started
 
     @activity.defn(name=RESET_INSTANCE)
     async def reset(self, call: InstanceCall) -> InstanceResult:
@@ -232,6 +233,7 @@ class Place:
                     engine.watch,
                     engine.stop,
                     engine.sweep,
+                    self.leases.answer_pool,
                 ],
                 workflow_runner=sandbox(),
                 max_concurrent_activities=1_000,

@@ -76,7 +76,8 @@ async def test_a_failed_start_says_why_and_the_stop_after_it_ends_all(here: Host
     assert "app" in answer.reason
     assert "4" in answer.reason
     assert answer.log == ["no license"]
-    assert (await app.does("stop")).kind == "stopped"
+    stopped = await app.does("stop")
+    assert stopped.kind == "stopped", stopped
     await app.handle.result()
 
 
@@ -89,7 +90,8 @@ async def test_a_stop_ends_a_start_that_is_under_way(here: Host) -> None:
     start = await app.order("start")
     folder = here.folder_of(app.number)
     await until(lambda: folder.is_dir() and len(list(folder.iterdir())) > 1, "a process")
-    assert (await app.does("stop")).kind == "stopped"
+    stopped = await app.does("stop")
+    assert stopped.kind == "stopped", stopped
     assert not [answer for answer in await here.answers() if answer.order == start]
     assert not folder.exists()
 
@@ -117,7 +119,8 @@ async def test_a_dead_instance_is_told_with_its_last_words(here: Host) -> None:
     lost = await app.answer(order, count=2)
     assert lost.kind == "lost"
     assert "told to die" in lost.log
-    assert (await app.does("stop")).kind == "stopped"
+    stopped = await app.does("stop")
+    assert stopped.kind == "stopped", stopped
 
 
 async def test_a_dead_instance_is_unhealthy_for_who_looks(here: Host) -> None:
@@ -154,7 +157,8 @@ async def test_an_instance_lives_through_new_runs_of_its_workflow(here: Host) ->
     order = here.orders
     await app.post("/die")
     assert (await app.answer(order, count=2)).kind == "lost"
-    assert (await app.does("stop")).kind == "stopped"
+    stopped = await app.does("stop")
+    assert stopped.kind == "stopped", stopped
 
 
 async def test_an_instance_whose_pool_is_gone_stops_by_itself(here: Host) -> None:
@@ -193,7 +197,8 @@ async def test_an_instance_outlives_its_worker_and_answers_to_the_next(here: Hos
     order = here.orders
     await app.post("/die")
     assert (await app.answer(order, count=2)).kind == "lost"
-    assert (await app.does("stop")).kind == "stopped"
+    stopped = await app.does("stop")
+    assert stopped.kind == "stopped", stopped
 
 
 async def test_a_pool_hears_the_beats_of_its_host_with_memory_and_ports(

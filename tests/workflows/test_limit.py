@@ -340,11 +340,11 @@ async def test_a_limit_continues_as_new_under_load_and_loses_nothing(
     tiny = LimitOptions(history_limit_events=30, idle_seconds=0.5)
     async with world(temporal.client, limits=tiny) as here:
         handles = [
-            await here.start_task(*side_by_side(8, name), options=limited(name, 3))
-            for _ in range(6)
+            await here.start_task(*side_by_side(6, name), options=limited(name, 3))
+            for _ in range(5)
         ]
         for handle in handles:
-            assert (await handle.result()).steps_done == 8
+            assert (await handle.result()).steps_done == 6
         assert here.most_running <= 3
         await reached(here, name, 0, 0)
         found = await here.client.get_workflow_handle(limit_workflow_id(name)).describe()
@@ -481,7 +481,7 @@ async def test_any_mix_of_tasks_returns_every_slot_and_is_rebuilt(
     often = LimitOptions(history_limit_events=50, probe_seconds=1, idle_seconds=1)
     async with world(temporal.client, limits=often) as here:
         handles = []
-        for _ in range(15):
+        for _ in range(9):
             options = TaskOptions(
                 limits=limits,
                 history_limit_events=chance.choice([None, 30, 45]),

@@ -313,8 +313,8 @@ async def test_a_host_that_is_gone_loses_its_leases_to_another(
         await until(is_ended, "the end of the lost instance's workflow")
         # When it returns, all is swept that is left there; but the other may share its engine.
         first.is_silent = False
-        await until(lambda: len(first.swept) == 2, "the sweep")
-        assert (first.swept[-1].keep, first.swept[-1].before) == ([2], 3)
+        await until(lambda: first.swept, "the sweep")
+        assert [(sweep.keep, sweep.before) for sweep in first.swept] == [([2], 3)]
 
 
 async def test_a_request_that_is_bound_to_a_host_waits_for_it(here: Place) -> None:
@@ -475,28 +475,28 @@ async def test_nothing_is_lost_over_continue_as_new(temporal: WorkflowEnvironmen
         environments = [env("a", 2), env("b", 1), env("c", 2)]
         pick = random.Random(1)
         wishes = [pick.sample(environments, pick.randint(1, 2)) for _ in range(10)]
-        granted = await asyncio.gather(*(here.work_through(3, *wish) for wish in wishes))
-        assert granted == [["1", "2", "3"]] * 10
+        granted = await asyncio.gather(*(here.work_through(2, *wish) for wish in wishes))
+        assert granted == [["1", "2"]] * 10
         await here.reaches(0, 0, 0)
         assert all(most <= 2 for most in here.engine.most_up.values())
         assert here.engine.most_up["b"] == 1
         assert not here.engine.up
-        assert (await here.handle.query("stats"))["completed_tasks"] == 30
+        assert (await here.handle.query("stats"))["completed_tasks"] == 20
         described = await here.handle.describe()
         assert described.raw_description.workflow_execution_info.first_run_id != described.run_id
         await here.ends()
 
 
-async def test_two_hundred_may_wait(here: Place) -> None:
-    environments = [env(f"e{number}", 4, reset_endpoints=()) for number in range(5)]
+async def test_many_may_wait(here: Place) -> None:
+    environments = [env(f"e{number}", 4, reset_endpoints=()) for number in range(3)]
     granted = await asyncio.gather(
-        *(here.work_through(1, environments[number % 5]) for number in range(200))
+        *(here.work_through(1, environments[number % 3]) for number in range(60))
     )
-    assert granted == [["1"]] * 200
+    assert granted == [["1"]] * 60
     await here.reaches(0, 0, 0)
     assert max(here.engine.most_up.values()) <= 4
     starts = sum(what == "start" for what, _ in here.engine.calls)
-    assert starts <= 20, "instances are used again and again"
+    assert starts <= 12, "instances are used again and again"
 
 
 async def test_a_pool_without_work_is_gone_and_comes_back(here: Place) -> None:

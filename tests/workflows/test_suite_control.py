@@ -282,7 +282,7 @@ async def test_what_was_asked_for_holds_after_a_continue_as_new(here: World) -> 
     documents = [
         task_document("bad", {"id": "a", "runs": ["fail", "ok"]}),
         *tasks(1, "hold"),
-        *tasks(30)[1:],
+        *tasks(16)[1:],
         task_document("first", {"id": "a"}),
     ]
     handle = await here.start_suite(
@@ -307,7 +307,7 @@ async def test_what_was_asked_for_holds_after_a_continue_as_new(here: World) -> 
     await until(lambda: len(starts(here)) > before + 2)
     here.open = True
     result = await result_of(here, handle)
-    assert (result.succeeded, result.failed) == (32, 0)
+    assert (result.succeeded, result.failed) == (18, 0)
     again = starts(here)[before:]
     assert set(again[:3]) >= {"bad", "first"}
     assert len(again) == len(set(again))
@@ -317,14 +317,14 @@ async def test_wishes_sent_all_the_time_are_all_answered_over_many_continue_as_n
     here: World,
 ) -> None:
     handle = await here.start_suite(
-        tasks(40), max_parallel=2, options=TaskOptions(history_limit_events=40)
+        tasks(24), max_parallel=2, options=TaskOptions(history_limit_events=40)
     )
     answers = []
-    while not answers or (await progress_of(handle)).succeeded < 30:
+    while not answers or (await progress_of(handle)).succeeded < 18:
         answers.append(await ask(here, handle, "set_max_parallel", 2 + len(answers) % 3))
-    assert (await result_of(here, handle)).succeeded == 40
+    assert (await result_of(here, handle)).succeeded == 24
     assert all(answer.startswith("max_parallel is") for answer in answers)
-    assert sorted(starts(here)) == sorted(f"t{i}" for i in range(40))
+    assert sorted(starts(here)) == sorted(f"t{i}" for i in range(24))
 
 
 @pytest.mark.parametrize("wishes", [[("pause",), ("resume",)], [("prioritise", "t2")]])
@@ -373,7 +373,7 @@ async def test_query_and_history_agree_whatever_is_asked_and_whenever(
     plays = [["ok"], ["fail", "ok"], ["infra", "ok"], ["infra", "infra", "fail"], ["fail"]]
     documents = [
         task_document(f"t{n}", {"id": "a", "runs": chance.choice(plays), "cost": 1.0})
-        for n in range(15)
+        for n in range(8)
     ]
     handle = await here.start_suite(
         documents,
@@ -382,15 +382,15 @@ async def test_query_and_history_agree_whatever_is_asked_and_whenever(
         retry_infrastructure=1,
         options=TaskOptions(history_limit_events=chance.choice([40, 120])),
     )
-    for _ in range(40):
+    for _ in range(25):
         update, *arguments = chance.choice(
             [
                 ("pause",),
                 ("resume",),
                 ("set_max_parallel", chance.randint(1, 5)),
-                ("requeue", f"t{chance.randrange(15)}"),
-                ("requeue", f"t{chance.randrange(15)}/1"),
-                ("prioritise", f"t{chance.randrange(15)}"),
+                ("requeue", f"t{chance.randrange(8)}"),
+                ("requeue", f"t{chance.randrange(8)}/1"),
+                ("prioritise", f"t{chance.randrange(8)}"),
             ]
         )
         with contextlib.suppress(SuiteRefused):
@@ -398,9 +398,9 @@ async def test_query_and_history_agree_whatever_is_asked_and_whenever(
     with contextlib.suppress(SuiteRefused):
         await ask(here, handle, "resume")
     result = await result_of(here, handle)
-    assert (result.total, result.not_run) == (30, 0)
+    assert (result.total, result.not_run) == (16, 0)
     ends = (await suite_of(here.client, handle.id)).ended
-    assert len({(t.task_id, t.trial) for t in ends}) == len(ends) == 30
+    assert len({(t.task_id, t.trial) for t in ends}) == len(ends) == 16
 
 
 # --- Retries of the infrastructure ------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.workflows.fakes import World, task_document, world
 from tests.workflows.pool_kit import Place, env, place
 from tests.workflows.test_suite_control import agreed, ask, ended, result_of, starts
 
-USE = PoolUse("recorded", max_parallel=2, keep_envs=True)
+USE = PoolUse("recorded", max_parallel=2, keep_envs=True, local_words=True)
 
 
 @pytest.fixture
@@ -153,7 +153,8 @@ async def test_a_cancelled_suite_gives_everything_back_and_says_that_it_is_over(
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
         await handle.result()
-    await agreed(here, handle)
+    progress = await agreed(here, handle)
+    assert (progress.cancelled, progress.not_run) == (1, 3), "three only waited"
     assert {r.request_id for r in pool.releases} == {r.request_id for r in pool.requests}
     assert pool.demands[-1].over
     assert [demand.max_parallel for demand in pool.demands if not demand.over][-1] == 0
@@ -206,7 +207,7 @@ def words(real: Place) -> list[Any]:
     """What tasks and suites tell a real pool by."""
     leases = real.leases
     return [
-        *(leases.acquire_lease, leases.see_lease, leases.release_lease),
+        *(leases.acquire_lease, leases.release_lease),
         *(leases.remind_pool, leases.set_demand),
     ]
 
@@ -221,7 +222,7 @@ async def test_a_suite_keeps_its_limits_and_leaves_nothing_behind(
             here,
             documents,
             max_parallel=3,
-            pool=PoolUse(real.pool, max_parallel=3),
+            pool=PoolUse(real.pool, max_parallel=3, local_words=True),
             environments={"shop": shop.to_json(), "mail": mail.to_json()},
         )
         assert (await result_of(here, handle)).succeeded == 11
@@ -240,7 +241,7 @@ async def test_a_paused_suite_gets_nothing_more_from_its_pool(
         handle = await start(
             here,
             tasks(3, "hold"),
-            pool=PoolUse(real.pool),
+            pool=PoolUse(real.pool, local_words=True),
             environments={"shop": shop.to_json()},
         )
         await until(lambda: here.running == 1)

@@ -14,8 +14,10 @@ from temporalio.client import (
 )
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
 
 from perdure.messages import SUMMARY_LIMIT_BYTES, TaskOptions
+from perdure.names import steps_queue
 from tests.waiting import until
 from tests.workflows.fakes import World, world
 
@@ -204,10 +206,10 @@ async def test_ten_steps_in_sequence_make_one_event_more_than_a_plain_workflow(
     assert len(await event_types(handle)) == plain + 1
 
 
-async def test_a_task_that_is_cancelled_before_it_has_a_host_hands_in_its_record(
+async def test_a_task_that_is_cancelled_before_anything_began_on_its_host_does_not_wait_for_it(
     here: World,
 ) -> None:
-    # Nobody in this world tells a host's name.
+    # Nobody serves that host's steps.
     handle = await here.start_task({"id": "a"}, options=TaskOptions(multi_host=True))
 
     async def asks() -> bool:
@@ -218,3 +220,18 @@ async def test_a_task_that_is_cancelled_before_it_has_a_host_hands_in_its_record
     with pytest.raises(WorkflowFailureError):
         await handle.result()
     assert [end.summary.status for end in here.finished] == ["cancelled"]
+    assert EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT not in await event_types(handle)
+
+
+async def test_a_host_that_went_with_its_task_does_not_keep_it_open(here: World) -> None:
+    async with Worker(
+        here.client, task_queue=steps_queue(here.queue, here.host), activities=[here.run_step]
+    ):
+        options = TaskOptions(multi_host=True, host_patience_seconds=0.3)
+        handle = await here.start_task({"id": "a", "play": ["hold"]}, options=options)
+        await until(lambda: here.running == 1)
+        here.open = True
+        await until(lambda: here.running == 0)
+    assert (await handle.result()).status == "succeeded"
+    assert len(here.finished) == 1, "written by somebody else"
+    assert EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT in await event_types(handle)

@@ -1,0 +1,211 @@
+"""Where the pool places what it starts: hosts, their memory and their ports."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.core.environments import Memory, Port
+from perdure.core.pool import PoolOptions
+from perdure.core.pool_decisions import (
+    CheckInstance,
+    Grant,
+    LoseLease,
+    Refuse,
+    StartInstance,
+    StopInstance,
+    SweepHost,
+)
+from perdure.core.pool_fleet import Failure
+from perdure.core.pool_hosts import HostFacts
+from perdure.core.ports import PortRange
+from tests.core.pool_driver import Driver, env, granted, of
+
+# --- Ports ------------------------------------------------------------------------------------
+
+
+def test_ports_of_a_burst_differ_and_come_back() -> None:
+    """P38, C03, PD12: a range of 40, ten tasks with two ports, and an outsider on one port."""
+    driver = Driver("h1", "h2", facts=HostFacts(port_range=PortRange(9000, 9039), machine="m"))
+    a = env("a", ports={"A": Port(9000), "B": Port(9000)})
+    driver.hold = (StartInstance,)
+    for number in range(10):
+        driver.ask(f"t{number}", a)
+    starts = of(StartInstance, driver.go())
+    outsider = starts[3].ports["B"]
+    driver.pool.answers.ports_taken(
+        starts[3].instance, starts[3].order, [outsider], driver.now, at_start=True
+    )
+    starts[3:4] = of(StartInstance, driver.go())
+    ports = [port for start in starts for port in start.ports.values()]
+    assert len(set(ports)) == 20
+    assert set(ports) <= set(range(9000, 9040)) - {outsider}
+    driver.hold = ()
+    for start in starts:
+        driver.answer(start)
+    driver.go()
+    driver.release(*(f"t{number}" for number in range(10)))
+    assert len(granted(driver.told)) == 10
+    book = driver.pool.hosts.ports("h1")
+    assert book.owners == {}
+    assert book.left(PortRange(9000, 9039), driver.now) == 39
+
+
+def test_a_second_bind_conflict_fails_the_instance() -> None:
+    driver = Driver(facts=HostFacts(port_range=PortRange(9000, 9009)))
+    driver.ask("t", env("a", ports={"A": Port(18080)}))
+    driver.hold = (StartInstance, StopInstance)
+    for _ in range(2):
+        start = of(StartInstance, driver.go())[-1]
+        taken = [start.ports["A"]]
+        driver.pool.answers.ports_taken(
+            start.instance, start.order, taken, driver.now, at_start=True
+        )
+    (stop, *_) = of(StopInstance, driver.go())
+    assert stop.reason.endswith(f"are in use: {taken[0]}")
+
+
+def test_a_port_range_that_is_used_up_is_said() -> None:
+    driver = Driver(facts=HostFacts(port_range=PortRange(9000, 9001)))
+    two = {"A": Port(9000), "B": Port(9001)}
+    driver.ask("t", env("a", ports=two))
+    driver.go()
+    driver.ask("u", env("b", ports=two))
+    driver.go()
+    assert driver.pool.ticket("u").reason == "h has no port left for b in 9000-9001"
+    assert granted(driver.release("t")) == ["u"]
+
+
+# --- Hosts and memory -------------------------------------------------------------------------
+
+
+def test_a_lease_goes_to_the_host_with_the_most_free_memory_whole() -> None:
+    driver = Driver()
+    driver.pool.host_joined("h", HostFacts(free_gb=7.0), driver.now)
+    driver.pool.host_joined("large", HostFacts(free_gb=12.0), driver.now)
+    for name in "tuv":
+        driver.ask(name, env("a", memory_gb=2.0), env("b", memory_gb=2.0))
+    hosts = {grant.request_id: grant.host for grant in of(Grant, driver.go())}
+    assert hosts == {"t": "large", "u": "large", "v": "h"}
+
+
+def test_the_memory_guard_counts_what_is_being_started() -> None:
+    """PD22: and who waits for memory holds nothing meanwhile."""
+    facts = HostFacts(free_gb=7.0, total_gb=8.0)
+    driver = Driver(facts=facts)
+    big = env("big", memory=Memory(required_gb=2.0, reserve_gb=2.0))
+    driver.hold = (StartInstance,)
+    for name in "tuv":
+        driver.ask(name, big, env("a", memory_gb=0.0, memory=Memory(0.0, 2.0)))
+    starts = of(StartInstance, driver.go())
+    assert [start.environment for start in starts].count("big") == 2
+    assert "7.0" not in driver.pool.ticket("v").reason
+    assert "beside the reserve of 2 GB" in driver.pool.ticket("v").reason
+    driver.hold = ()
+    for start in starts:
+        driver.answer(start)
+    driver.pool.host_beat("h", HostFacts(free_gb=5.0, total_gb=8.0), driver.now + 1)
+    assert sorted(granted(driver.go(1))) == ["t", "u", "v"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (HostFacts(capacity=1), "h takes 1 instances, and this needs 2 at once"),
+        (HostFacts(free_gb=0.5, total_gb=8.0), "h has 0.5 GB of memory free for a"),
+        (HostFacts(port_range=PortRange(9000, 9000)), "h has 1 ports to give"),
+    ],
+)
+def test_what_no_host_can_hold_is_refused_after_some_patience(facts: HostFacts, says: str) -> None:
+    driver = Driver(facts=facts)
+    driver.ask("t", env("a", ports={"P": Port(9000)}), env("b", ports={"Q": Port(9000)}))
+    assert of(Refuse, driver.go()) == []
+    refusals: list[Refuse] = []
+    while not refusals:
+        wake = driver.pool.wake_at()
+        assert wake is not None
+        driver.pool.host_beat("h", facts, wake)
+        driver.now = wake
+        refusals = of(Refuse, driver.go())
+    assert driver.now == 1_000.0 + PoolOptions().unplaceable_seconds
+    assert says in refusals[0].reason
+
+
+def test_a_request_waits_while_no_host_is_there() -> None:
+    driver = Driver()
+    driver.pool.host_gone("h", driver.now)
+    driver.ask("t", env("a"))
+    driver.go()
+    assert driver.pool.ticket("t").reason == "no host is there"
+    driver.pool.host_joined("h", driver.facts, driver.now + 1_000)
+    assert granted(driver.go(1_000)) == ["t"]
+
+
+def test_the_leases_of_a_host_that_is_gone_are_lost_and_others_go_on_elsewhere() -> None:
+    driver = Driver("h1", "h2")
+    driver.ask("t", env("a"), env("b"))
+    (grant,) = of(Grant, driver.go())
+    driver.ask("u", env("a"))
+    driver.hold = (CheckInstance,)
+    driver.go()
+    other = {"h1": "h2", "h2": "h1"}[grant.host]
+    driver.pool.host_gone(grant.host, driver.now)
+    driver.hold = ()
+    told = driver.go()
+    (loss,) = of(LoseLease, told)
+    assert (loss.request_id, sorted(loss.environments)) == ("t", ["a", "b"])
+    assert [(g.request_id, g.host) for g in of(Grant, told)] == [("u", other)]
+    driver.pool.host_joined(grant.host, driver.facts, driver.now)
+    (sweep,) = of(SweepHost, driver.go())
+    assert sweep.host == grant.host
+    assert sweep.keep == [instance.number for instance in driver.pool.instances.on(other)], (
+        "the other host may be on the same machine"
+    )
+
+
+def test_a_worker_that_comes_back_finds_its_instances() -> None:
+    driver = Driver()
+    driver.ask("t", env("a"))
+    driver.go()
+    driver.pool.host_joined("h", driver.facts, driver.now)
+    assert driver.go() == [SweepHost("h", [1])]
+    assert list(driver.pool.leases) == ["t"]
+
+
+def test_a_silent_host_gets_nothing_new_and_then_is_gone_if_another_one_is_there() -> None:
+    driver = Driver("h1", "h2")
+    driver.ask("t", env("a"))
+    (grant,) = of(Grant, driver.go())
+    other = {"h1": "h2", "h2": "h1"}[grant.host]
+    for _ in range(5):
+        driver.pool.host_beat(other, driver.facts, driver.now + 10)
+        driver.ask("u", env("a"))
+        driver.go(10)
+    assert driver.pool.leases["u"].host is not None
+    assert grant.host not in driver.pool.hosts
+    assert driver.pool.leases["t"].state == "lost"
+
+
+def test_what_fails_while_its_worker_is_away_is_nobodys_fault() -> None:
+    driver = Driver()
+    driver.hold = (CheckInstance,)
+    driver.ask("t", env("a"), env("b"))
+    first, second = of(CheckInstance, driver.go())
+    driver.now += 20
+    for check in (first, second):
+        driver.pool.answers.unhealthy(check.instance, check.order, Failure("no answer"), driver.now)
+    assert of(Refuse, driver.go()) == []
+    driver.pool.host_beat("h", driver.facts, driver.now)
+    driver.hold = ()
+    assert granted(driver.go()) == ["t"]
+
+
+def test_the_last_host_is_waited_for_and_a_sleep_of_the_pool_is_nobodys_fault() -> None:
+    driver = Driver("h1", "h2")
+    driver.ask("t", env("a"))
+    driver.go()
+    driver.go(10_000)
+    assert sorted(host.name for host in driver.pool.hosts) == ["h1", "h2"], "the pool slept"
+    for _ in range(20):
+        driver.go(10)
+    assert sorted(host.name for host in driver.pool.hosts) == ["h1", "h2"], "nobody is better"
+    assert driver.pool.leases["t"].state == "granted"
