@@ -121,6 +121,28 @@ class PoolUse:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """What a run takes over from an earlier one of its task; part of `TaskInput`."""
+
+    run_id: str
+    """The earlier run: the first run id of its chain."""
+    step: str
+    """From which on the task runs again."""
+    epoch: int = 1
+    rev: int = 1
+    completed: list[str] = field(default_factory=list)
+    """The steps that count as done, in the order of their ends."""
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By step, its attempts so far (`perdure.core.record.StepRecord.to_state`)."""
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    """The journal (`perdure.core.journal.Entry`) without what runs again."""
+    restarts: int = 0
+    """Of the earlier run: they tell its last working directory."""
+    hosts: list[str] = field(default_factory=list)
+    """Where its attempts were made."""
+
+
+@dataclass(frozen=True)
 class TaskInput:
     """Start of a TaskWorkflow."""
 
@@ -148,6 +170,8 @@ class TaskInput:
     """Where the task takes its lease before its first step; None: it takes none."""
     environments: list[dict[str, Any]] = field(default_factory=list)
     """Definitions of the environments that it names, in its order."""
+    resumed: Resumed | None = None
+    """The run that it goes on from; None: it begins at its beginning."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +276,32 @@ class CompensationOutcome:
     """True: found on disk, written by an earlier try whose report was lost."""
     removed: list[str] = field(default_factory=list)
     """Of the kind `creates`: the paths at which something stood."""
+
+
+@dataclass(frozen=True)
+class CarryWork:
+    """Input of the activity `carry_work`: give a run the files of an earlier one. Idempotent."""
+
+    run: RunRef
+    from_run_id: str
+    restarts: int = 0
+    """Of the earlier run."""
+    hosts: list[str] = field(default_factory=list)
+    """Where its files may lie."""
+    remove: list[str] = field(default_factory=list)
+    """Paths below the working directory that are left out: those of steps that run again."""
+
+
+@dataclass(frozen=True)
+class CarriedWork:
+    """Result of the activity `carry_work`."""
+
+    found: bool
+    """False: the run begins with an empty working directory."""
+    host: str = ""
+    files: int = 0
+    reason: str = ""
+    """Why there are none."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from perdure.core.journal import SCHEDULER, Entry
 from perdure.core.record import Attempt, StepRecord
 from perdure.core.run_leased import ENVIRONMENT_FAILED, INSTANCE_LOST
 from perdure.core.run_record import failed_step, instance_id
-from perdure.core.run_rollback import RollbackRun
+from perdure.core.run_resume import ResumableRun
 from perdure.core.run_start import BadRange, BadStart, UnknownLimit, check_limits, check_range
 from perdure.core.run_state import RunFailure, RunStatus
 from perdure.core.task import Step
@@ -62,6 +62,7 @@ EVENT_TYPES = (
     *("rollback.started", "rollback.widened", "rollback.completed", "rollback.abandoned"),
     *("compensation.started", "compensation.completed", "compensation.failed"),
     "environments.reset",
+    *("task.resumed", "work.copied", "work.missing"),
 )
 """Of a run's events."""
 
@@ -85,7 +86,7 @@ class Dispatch:
     lost_attempts: tuple[int, ...]
 
 
-class TaskRun(RollbackRun):
+class TaskRun(ResumableRun):
     """One run, and the rules that move it."""
 
     # --- What is to be done -----------------------------------------------------------------

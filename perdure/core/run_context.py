@@ -80,6 +80,11 @@ class RunContext:
         """The context as if those steps had never ended, with some more marks of the run's own."""
         return RunContext(self._journal.replay(step_ids, marks))
 
+    @property
+    def entries(self) -> list[Entry]:
+        """What was recorded, the run's own marks among it."""
+        return list(self._journal.entries)
+
     def entry(self, step_id: str) -> Entry | None:
         """What the step is recorded with."""
         return self._journal.entry(step_id)

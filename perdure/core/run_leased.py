@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perdure.core.graph import Frontier
 from perdure.core.journal import SCHEDULER, Entry
 from perdure.core.pool_decisions import Grant, LoseLease, Refuse
 from perdure.core.record import Attempt, AttemptStatus, utc_iso
@@ -188,7 +187,7 @@ class LeasedRun(QueuedRun):
         self._completed = [step.id for step in self.task.steps[: self.start_step]]
         for record in self._steps.values():
             record.start_over(done=record.id in self._completed, epoch=self.epoch)
-        self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        self._frontier = self._new_frontier()
         self._context = self._context.restarted()
         self._context.write(
             Entry(SCHEDULER, len(lease.losses), self.epoch, "succeeded", [_mark(loss)])

@@ -34,6 +34,7 @@ def record_of(
         "instance_id": instance_id(run.run),
         "task_version": run.task.version,
         "project_id": run.task.project_id,
+        "resumed_from": _resumed_from(run),
         "status": run.status,
         "failure": asdict(run.failure) if run.failure else None,
         "cancelled": run.cancelled,
@@ -83,6 +84,14 @@ def record_of(
         "withdrawn": run.withdrawn,
         "context": run.context,
     }
+
+
+def _resumed_from(run: RunState) -> dict[str, Any] | None:
+    """The run that it went on from, and what came of that one's files; None of most runs."""
+    if run.resumed is None:
+        return None
+    told = {"run_id": run.resumed.run_id, "step": run.resumed.step}
+    return told | {"work": asdict(run.work) if run.work else None}
 
 
 def failed_step(step: Step, attempt: Attempt, failure: StepFailure) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from perdure.core.context import apply
 from perdure.core.journal import SCHEDULER, Entry
-from perdure.core.record import utc_iso
+from perdure.core.record import Attempt, utc_iso
 from perdure.core.rollback import Compensation, Rollback, Undo, kinds_of
 from perdure.core.rollback_marks import retried, retry_resets, rolled_back_sandboxes
 from perdure.core.run_leased import LeasedRun
@@ -71,13 +71,13 @@ class SpanRun(LeasedRun):
         }
         known = {(undo.step_id, undo.attempt) for undo in current.undos}
         attempts = [
-            (order[step_id, attempt.number], step_id, attempt)
+            (_place(order.get((step_id, attempt.number)), attempt), step_id, attempt)
             for step_id in current.span
             for attempt in self._steps[step_id].living
             if (step_id, attempt.number) not in known
         ]
         number = self._rollbacks.undos
-        for _, step_id, attempt in sorted(attempts, key=lambda known: -known[0]):
+        for _, step_id, attempt in sorted(attempts, key=lambda known: known[0], reverse=True):
             for kind in kinds_of(self._step(step_id)):
                 number += 1
                 undo = Undo(number, step_id, attempt.number, attempt.epoch, kind)
@@ -161,3 +161,8 @@ class SpanRun(LeasedRun):
         ]
         ops = [*retried(self._context.base, span), *retry_resets(resets)]
         return [Entry(SCHEDULER, current.number, self.epoch + 1, "succeeded", ops)]
+
+
+def _place(seq: int | None, attempt: Attempt) -> tuple[int, float]:
+    """Where the end of an attempt stands among all: those of an earlier run come first."""
+    return (1, seq) if seq is not None else (0, attempt.ended_at or 0.0)

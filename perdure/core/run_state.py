@@ -21,10 +21,12 @@ from perdure.core.run_slots import RunSlots
 from perdure.core.run_start import check_limits, check_range
 from perdure.core.task import Task
 from perdure.messages import (
+    CarriedWork,
     ContextDiffs,
     ContextRequest,
     FailureKind,
     PoolUse,
+    Resumed,
     RunRef,
     TaskInput,
 )
@@ -100,7 +102,11 @@ class RunState:
             self._completed.append(step.id)
         begun = first_context(task, run, seed, metadata, agent_model, agent_artifact_id)
         self._context = RunContext(Journal(begun))
-        self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        self._frontier = self._new_frontier()
+        self.resumed: Resumed | None = None
+        """The run that it goes on from, without what it was given of it."""
+        self.work: CarriedWork | None = None
+        """What came of that run's files; None: nobody has looked."""
         self._past: dict[int, RunContext] = {}
         """Of earlier epochs, while attempts go on that began under them."""
         self._rollbacks = Rollbacks()
@@ -285,7 +291,7 @@ class RunState:
             # An older version of perdure carries no `since`: epochs were those of restarts alone.
             self._steps[step_id].restore({"since": self.epoch, **known})
         self._context = RunContext.from_state(state["journal"])
-        self._frontier = Frontier(self._graph, self._completed, self.end_step)
+        self._frontier = self._new_frontier()
         if self._lease and state.get("lease"):
             self._lease.restore(state["lease"])
         self._rollbacks.restore(state.get("rollbacks"))
@@ -300,6 +306,9 @@ class RunState:
         ready = self._frontier.take_ready()
         self._waiting += [s for s in ready if s not in known_waiting | held]
         self.events = list(state["events"])
+
+    def _new_frontier(self) -> Frontier:
+        return Frontier(self._graph, self._completed, self.end_step)
 
     def _note(self, kind: str, now: float, **facts: Any) -> None:
         self.events.append({"seq": len(self.events) + 1, "type": kind, "at": now, **facts})
