@@ -11,7 +11,7 @@ INSTALL := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
 help:
 	@echo "make demo    run 164 real problems through perdure; again after a kill, it goes on"
 	@echo "make test    linters, types, import arrows and all tests"
-	@echo "make bench   what a step and a task cost, against plain Temporal"
+	@echo "make bench   what steps, tasks, leases and rollbacks cost, against plain Temporal"
 	@echo "make clean   remove .venv, .demo and caches (runs stay in their state directory)"
 
 # The stamp is touched last: an installation that was interrupted is taken up again.
@@ -47,6 +47,7 @@ bench: $(VENV)/.ready
 	@$(BIN)/python benchmarks/steps.py
 	@$(BIN)/python benchmarks/scale.py
 	@$(BIN)/python benchmarks/pool.py
+	@$(BIN)/python benchmarks/rollback.py
 
 clean:
 	rm -rf $(VENV) .demo build dist *.egg-info

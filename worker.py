@@ -21,6 +21,7 @@ import activities
 import workflows
 from activities.backend import Backends
 from activities.binding import Binding
+from activities.carry import Carrying
 from activities.compensate import Compensations
 from activities.compose import ComposeBackend
 from activities.contexts import Contexts
@@ -154,6 +155,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                       threads, contexts, backends, free_ports)  # fmt: skip
         undoing = Compensations(options.host, options.runs, options.environment, supervisor,
                                 threads, contexts, backends)  # fmt: skip
+        carrying = Carrying(options.host, options.runs)
         instances = Instances(client, backends, probe)
         beats = HostBeats(
             client,
@@ -189,6 +191,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     suites.write_suite,
                     MissingRecords(client, results).write_missing,
                     Binding(options.host).bind_host,
+                    carrying.carry_work,
                     leases.acquire_lease,
                     leases.release_lease,
                     leases.set_demand,
@@ -259,7 +262,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 Worker(
                     client,
                     task_queue=steps_queue(options.queue, options.host),
-                    activities=[steps.run_step, results.finish_task],
+                    activities=[steps.run_step, results.finish_task, carrying.carry_work],
                     max_concurrent_activities=options.step_slots,
                     **common,
                 )

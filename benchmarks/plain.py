@@ -27,14 +27,15 @@ class PlainWorkflow:
     """Runs one activity by its name, `count` times."""
 
     @workflow.run
-    async def run(self, name: str, count: int) -> int:
-        """The sum of what the activities return."""
+    async def run(self, name: str, count: int, queue: str | None = None) -> int:
+        """The sum of what the activities return; `queue`: theirs, if it is not the workflow's."""
         total = 0
         for number in range(count):
             total += await workflow.execute_activity(
                 name,
                 number,
                 result_type=int,
+                task_queue=queue,
                 start_to_close_timeout=timedelta(minutes=1),
                 heartbeat_timeout=timedelta(seconds=10),
             )

@@ -33,6 +33,7 @@ from perdure.messages import Json, SuiteInput, TaskOptions
 from perdure.names import suite_workflow_id
 from perdure.pool_handle import PoolHandle, PoolRefused
 from perdure.preparation import Preparation, new_suite_id
+from perdure.resuming import RunRefused, resumed_task
 from perdure.stored_tasks import StoredTasks
 from perdure.suite_history import definition_of
 from perdure.suite_input import (
@@ -58,7 +59,7 @@ from perdure.suite_settings import (
 from perdure.suites import Begun, SuiteChanged, SuiteOpen
 from perdure.task_handle import TaskFailed, TaskHandle, TaskResult, parse_run
 from perdure.task_sources import TaskSource, load_tasks
-from perdure.task_start import NO_LEASE, Leasing, start_trial
+from perdure.task_start import NO_LEASE, Leasing, begin_task, start_trial
 from perdure.task_store import StoredTask, TaskStore
 from perdure.workers import WorkerConfig
 
@@ -68,6 +69,7 @@ __all__ = [
     "PoolRefused",
     "RetrySettings",
     "RunEntry",
+    "RunRefused",
     "StepCompleted",
     "StepStarted",
     "StoredTask",
@@ -153,6 +155,11 @@ class Perdure:
     def looks_after(self, queue: str) -> bool:
         """Whether a worker that is lost on the queue is replaced by this process."""
         return self._embedded is not None and self._embedded.looks_after(queue)
+
+    def detach(self, queue: str) -> None:
+        """Leave this process's worker on the queue behind when it ends. Raises StateError."""
+        if self._embedded:
+            self._embedded.detach(queue)
 
     def is_served_by_others(self, queue: str) -> bool:
         """Whether a queue has a worker beside this process's; a team's server has."""
@@ -356,6 +363,44 @@ class Perdure:
         )
         await self._preparation.serve(queue, worker)
         return TaskHandle(self._link, suite, loaded[0].task.id, trial, run_id)
+
+    async def retry_task(
+        self,
+        run: str,
+        from_step: str,
+        *,
+        steps: Sequence[str] = (),
+        worker: WorkerConfig | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> TaskHandle:
+        """Run a task again from a step on, as a new run that goes on where its newest one was.
+
+        What had ended and does not depend on the step is not run again; but who used an
+        environment is, since environments are new. `run`: as of `Perdure.run`. `say` is told
+        which steps run, and why.
+
+        Raises UnknownRun; RunRefused if the run or its suite is open, for a step that it has not,
+        and for a document that has changed since; and PerdureError, on the embedded server also
+        for secrets that are not there.
+        """
+        suite, task_id, trial = parse_run(run)
+        worker = worker_of({"worker": worker, "steps": steps})
+        again = await resumed_task(self.client, suite, task_id, trial, from_step)
+        named = again.start.task.get("environments", ())
+        environments = dict(zip(named, again.start.environments, strict=False))
+        await self._preparation.check_again([again.task], environments, worker)
+        queue = self._preparation.queue(suite)
+        await self._preparation.make_way(queue)
+        run_id = await begin_task(self.client, again.start, queue)
+        if run_id is None:
+            raise RunRefused(
+                f"{run} was started by somebody else just now; look with `perdure list`"
+            )
+        if say:
+            for line in again.lines():
+                say(line)
+        await self._preparation.serve(queue, worker, say)
+        return TaskHandle(self._link, suite, task_id, trial, run_id)
 
     def run(self, name: str) -> TaskHandle:
         """The newest run of a task: by its workflow id, or `<suite>/<task>[/<trial>]` for short.

@@ -20,6 +20,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from perdure.attempt_ends import take_error
+from perdure.carry_ends import CarryHistory
 from perdure.core.pool_decisions import Grant, LoseLease, Refuse
 from perdure.core.run import TASK_TIMEOUT, BadStart, Dispatch, RunFailure, TaskRun
 from perdure.core.task import Task
@@ -28,6 +29,7 @@ from perdure.messages import FailureKind, Json, RunRef, SlotGrant, StepOutcome, 
 from perdure.names import (
     ASK_SLOT,
     BAD_INPUT,
+    CARRY_WORK,
     LEASE_GRANTED,
     LEASE_LOST,
     LEASE_REFUSED,
@@ -109,23 +111,42 @@ class TaskHistory:
         self._asked = 0  # requests for slots whose events are not met yet
         self._attempts: dict[int, Dispatch] = {}  # by the id of its scheduled event
         self._rollbacks = RollbackHistory(self._decoder)
+        self._carrying = CarryHistory(self._decoder)
         self._deadlines: dict[str, float | None] = {}  # the task's time limit, by timer
         self._handing_over = False
         self._closed = False  # one that hands over in the moment of its end ends in the next run
+
+    @property
+    def start(self) -> TaskInput:
+        """What the newest run of the chain was started with.
+
+        Raises HistoryError if no event was taken.
+        """
+        if self._start is None:
+            raise HistoryError(f"{self._workflow_id} has no history")
+        return self._start
+
+    @property
+    def run(self) -> TaskRun:
+        """The run as of the last event taken.
+
+        Raises HistoryError if there was none.
+        """
+        return self._run or self._new_run(self._started_at)
 
     def record(self) -> dict[str, Any]:
         """The record as of the last event taken.
 
         Raises HistoryError if there was none.
         """
-        return (self._run or self._new_run(self._started_at)).record()
+        return self.run.record()
 
     def progress(self) -> dict[str, Any]:
         """Status, steps done and the steps under way, as of the last event taken.
 
         Raises HistoryError if there was none.
         """
-        return (self._run or self._new_run(self._started_at)).progress()
+        return self.run.progress()
 
     async def take(self, event: HistoryEvent) -> list[tuple[RunEvent, Context]]:
         """Take the next event; returns what happened in the run, with the context of then."""
@@ -171,9 +192,8 @@ class TaskHistory:
         self._run = None  # made by the first workflow task, at its time
 
     def _new_run(self, now: float) -> TaskRun:
-        start = self._start
-        if start is None or self._ref is None:
-            raise HistoryError(f"{self._workflow_id} has no history")
+        start = self.start
+        assert self._ref is not None
         try:
             return TaskRun.of(start, self._ref, now)
         except BadStart as error:
@@ -226,6 +246,8 @@ class TaskHistory:
     def _drives_at_once(self) -> bool:
         """Whether this run of the chain starts steps before it waits for anything."""
         assert self._start is not None
+        if self._run is not None and self._run.work_due:
+            return False
         is_bound = self._start.state is not None and self._start.state["host"]
         return bool(is_bound or not self._start.options.multi_host)
 
@@ -249,7 +271,7 @@ class TaskHistory:
         self._handing_over = self._handing_over or is_long
         # With a choice of hosts, one that the grant does not name is chosen first.
         is_bound = self._drives_at_once() or run.lease_host is not None
-        if is_granted and is_bound and not self._handing_over:
+        if is_granted and is_bound and not run.work_due and not self._handing_over:
             self._take_ready(run)
 
     async def _take_signal(
@@ -284,6 +306,7 @@ class TaskHistory:
             if dispatch is not None:
                 await self._end_attempt(run, dispatch, event)
             await self._rollbacks.end(run, attributes.scheduled_event_id, event, self._now)
+            await self._carrying.end(run, attributes.scheduled_event_id, event, self._now)
 
     async def _end_attempt(self, run: TaskRun, dispatch: Dispatch, event: HistoryEvent) -> None:
         kind = event.event_type
@@ -300,6 +323,8 @@ class TaskHistory:
         """A step was started, or asked for its slot: so the workflow took what was ready."""
         attributes = event.activity_task_scheduled_event_attributes
         kind, run = attributes.activity_type.name, self._run
+        if kind == CARRY_WORK:
+            self._carrying.begin(event)
         if run is None or kind not in (RUN_STEP, ASK_SLOT, *ACTIVITIES):
             return
         is_known = attributes.activity_id in self._ready or (kind == ASK_SLOT and self._asked)

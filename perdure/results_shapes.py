@@ -123,6 +123,7 @@ class _AttemptFailure(TypedDict):
 @with_config(_MORE)
 class _Attempt(TypedDict):
     number: int
+    epoch: NotRequired[int]
     status: str
     failure: _AttemptFailure | None
 
@@ -152,6 +153,60 @@ class _Artifact(TypedDict):
 
 
 @with_config(_MORE)
+class _Cause(TypedDict):
+    step_id: str
+    attempt: int
+    retry_from_step_id: str
+    retry: int
+    max_retries: int
+
+
+@with_config(_MORE)
+class _Undo(TypedDict):
+    step_id: str
+    attempt: int
+    kind: str
+    started_at: _Seconds | None
+    ended_at: _Seconds | None
+    failure: _AttemptFailure | None
+
+
+@with_config(_MORE)
+class _Rollback(TypedDict):
+    number: int
+    epoch: int | None
+    causes: list[_Cause]
+    span: list[str]
+    cancelled: list[str]
+    compensations: list[_Undo]
+    environments: list[str]
+    exchanges: bool
+    started_at: _Seconds
+    ended_at: _Seconds | None
+    abandoned: str | None
+
+
+@with_config(_MORE)
+class _NotUndone(TypedDict):
+    step_id: str
+    attempt: int
+    error: str
+
+
+@with_config(_MORE)
+class _Carried(TypedDict):
+    found: bool
+    reason: str
+
+
+@with_config(_MORE)
+class _ResumedFrom(TypedDict):
+    run_id: str
+    step: str
+    work: _Carried | None
+
+
+@with_config(_MORE)
 class _Record(TypedDict):
     """record.json"""
 
@@ -159,10 +214,14 @@ class _Record(TypedDict):
     task_id: str
     trial: int
     run_id: str
+    resumed_from: NotRequired[_ResumedFrom | None]
     status: _Status
     failure: _RunFailure | None
     cancelled: NotRequired[str | None]
     steps: list[_Step]
+    attempt_epoch: NotRequired[int]
+    rollbacks: NotRequired[list[_Rollback]]
+    compensation_failures: NotRequired[list[_NotUndone]]
     retry_resets: list[Any]
     instances: list[Any]
     usage: _Usage

@@ -57,7 +57,8 @@ async def start_trial(
     if trial is not None:
         if trial < 1:
             raise PerdureError(f"trial {trial}: trials are counted from 1")
-        run_id = await _start(client, task, suite, trial, options, queue, leasing, may_follow=True)
+        start = _input(task, suite, trial, options, leasing)
+        run_id = await begin_task(client, start, queue)
         if run_id is None:
             name = task_workflow_id(suite, task.task["id"], trial)
             raise TaskRunning(f"{name} is open; cancel it first, or name another trial")
@@ -68,28 +69,17 @@ async def start_trial(
     except RPCError:
         count = 0  # a server without such queries: then one by one
     for number in range(count + 1, count + MAX_TRIALS):
-        run_id = await _start(
-            client, task, suite, number, options, queue, leasing, may_follow=False
-        )
+        start = _input(task, suite, number, options, leasing)
+        run_id = await begin_task(client, start, queue, may_follow=False)
         if run_id is not None:
             return number, run_id
     raise PerdureError(f"{prefix}... has no free trial left; start it under another suite")
 
 
-async def _start(
-    client: Client,
-    task: SuiteTask,
-    suite: str,
-    trial: int,
-    options: TaskOptions,
-    queue: str,
-    leasing: Leasing,
-    *,
-    may_follow: bool,
-) -> str | None:
-    """The run id; None if the trial is open, or taken and nothing `may_follow` it."""
-    task_id = task.task["id"]
-    start = TaskInput(
+def _input(
+    task: SuiteTask, suite: str, trial: int, options: TaskOptions, leasing: Leasing
+) -> TaskInput:
+    return TaskInput(
         task=task.task,
         suite=suite,
         trial=trial,
@@ -100,6 +90,16 @@ async def _start(
         pool=leasing.pool,
         environments=list(leasing.environments),
     )
+
+
+async def begin_task(
+    client: Client, start: TaskInput, queue: str, *, may_follow: bool = True
+) -> str | None:
+    """The run id; None if the trial is open, or taken and nothing `may_follow` it.
+
+    Raises PerdureError for a server that refuses.
+    """
+    suite, task_id, trial = start.suite, start.task["id"], start.trial
     try:
         handle = await client.start_workflow(
             TASK_WORKFLOW,
@@ -111,10 +111,10 @@ async def _start(
             else WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             search_attributes=attributes_of(
-                "task", suite, task_id, known=options.search_attributes
+                "task", suite, task_id, known=start.options.search_attributes
             ),
             static_summary=f"{task_id} · trial {trial}",
-            task_timeout=workflow_task_timeout(task.task),
+            task_timeout=workflow_task_timeout(start.task),
             rpc_timeout=_START,
         )
     except WorkflowAlreadyStartedError:

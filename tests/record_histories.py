@@ -32,10 +32,12 @@ from perdure.names import (
     WITHDRAW,
     limit_workflow_id,
 )
+from perdure.resuming import resumed_task
 from perdure.search_attributes import SEARCH_ATTRIBUTES
 from perdure.server_process import FLAGS
 from perdure.storage import data_converter
 from perdure.suite_updates import SuiteUpdates
+from perdure.task_start import begin_task
 from tests.conftest import find_program
 from tests.waiting import until
 from tests.workflows import pool_scenarios
@@ -289,6 +291,19 @@ async def rolled_back(here: World) -> list[Handle]:
     await ended(handle)
     here.open = False
     return [handle]
+
+
+@scenario("task/resumed_from_a_step")
+async def resumed(here: World) -> list[Handle]:
+    old = await here.start_task(
+        {"id": "a", "size": 40_000}, {"id": "b"}, {"id": "c", "play": ["fail", "ok"]}
+    )
+    await ended(old)
+    again = await resumed_task(here.client, old.id.split("/")[1], "t", 1, "b")
+    run_id = await begin_task(here.client, again.start, here.queue)
+    new = here.client.get_workflow_handle(old.id, run_id=run_id)
+    await ended(new)
+    return [here.client.get_workflow_handle(old.id, run_id=old.first_execution_run_id), new]
 
 
 @scenario("task/rollback_with_a_reset")

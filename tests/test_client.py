@@ -18,6 +18,7 @@ import pytest
 import workflows.suite
 from perdure.client import (
     Perdure,
+    RunRefused,
     SuiteRun,
     TaskFailed,
     UnknownRun,
@@ -284,6 +285,26 @@ async def test_a_trial_that_is_open_is_not_started_twice(perdure: Perdure) -> No
     await handle.cancel()
     with pytest.raises(TaskFailed):
         await handle.result()
+
+
+async def test_a_task_is_run_again_from_a_step_on(perdure: Perdure, tmp_path: Path) -> None:
+    document = task("t", "echo x >>log", f"test -e {tmp_path}/go && cat log")
+    first = await perdure.start_task(document, suite=name(), seed={"order": "7"})
+    with pytest.raises(TaskFailed):
+        await first.result()
+    (tmp_path / "go").touch()
+    told: list[str] = []
+    again = await perdure.retry_task(first.id, "s1", say=told.append)
+    assert (again.id, told[1]) == (first.id, "done before, and not run again: s0")
+    result = await again.result()
+    assert result.context["results"]["s1"]["stdout"] == "x\n"
+    assert result.context["metadata"]["seed"] == {"order": "7"}
+    assert result.record["resumed_from"]["run_id"] == first.run_id != result.run_id
+    assert (await first.record())["status"] == "failed", "it stays as it ended"
+    with pytest.raises(RunRefused, match="no step 's2'"):
+        await perdure.retry_task(first.id, "s2")
+    with pytest.raises(UnknownRun, match="knows no run"):
+        await perdure.retry_task(f"{first.suite}/u", "s1")
 
 
 async def test_a_run_is_found_by_its_short_name_and_unknown_ones_are_refused(

@@ -6,8 +6,10 @@ import importlib.util
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from math import comb
 from operator import mul
@@ -283,6 +285,78 @@ def test_the_page_on_environments_shows_what_the_example_says() -> None:
     for block in re.findall(r"^```yaml\n# (examples/\S+)\n(.*?)^```", page, re.M | re.S):
         name, shown = block
         assert shown.strip() in (EXAMPLES.parent / name).read_text(), name
+
+
+PAGES_ON_ROLLBACK = [EXAMPLES / "rollback" / "README.md", EXAMPLES.parent / "docs" / "rollback.md"]
+
+
+def shown_commands(*pages: Path) -> list[str]:
+    """The arguments of every `perdure` that the pages call, each once."""
+    blocks = (re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S) for page in pages)
+    lines = (line for found in blocks for block in found for line in block.splitlines())
+    return list(dict.fromkeys(line.removeprefix("perdure ") for line in lines))
+
+
+def shown_after(page: Path, command: str) -> str:
+    """What a page says that a command prints."""
+    found = re.search(
+        rf"^perdure {re.escape(command)}\n```\n+```\n(.*?)^```", page.read_text(), re.M | re.S
+    )
+    assert found, f"{page.name} shows nothing after {command!r}"
+    return found[1]
+
+
+def without_times(text: str) -> list[str]:
+    """The lines of an output, without what differs from run to run."""
+    varying = r"\d+(\.\d+)? s\b|\d{4}-\d\d-\d\d|\b(\d+:)?\d+:\d\d\b|[0-9a-f]{8}\b[0-9a-f-]*"
+    varying += r"|(?<=DESK_PORT=)\d+|(?<= on )[\w.-]+|^files .*"
+    return [" ".join(re.sub(varying, "*", line).split()) for line in text.splitlines()]
+
+
+def test_the_pages_on_rollback_show_what_their_commands_print(tmp_path: Path) -> None:
+    perdure = CommandLine(tmp_path / "state", EXAMPLES.parent, within=True)
+    told = {}
+    with perdure.served():
+        for command in shown_commands(*PAGES_ON_ROLLBACK):
+            ran = perdure(*shlex.split(command))
+            assert ran.returncode == 0, f"{command}: {ran.stderr}"
+            told[command] = ran
+        record = json.loads(perdure("show", "desk/kettle", "--json").stdout)
+
+    page, rules = PAGES_ON_ROLLBACK
+    for shown_on, command in (
+        (page, "show desk/kettle"),
+        *((rules, command) for command in told if command.startswith(("validate", "events"))),
+    ):
+        shown = shown_after(shown_on, command)
+        assert without_times(shown) == without_times(told[command].stdout), command
+    run = next(ran for command, ran in told.items() if command.startswith("run"))
+    assert "kettle: rolled back to order (retry 1 of 2)" in run.stderr
+    log = re.search(r"^```json\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert log
+    assert record["context"]["results"]["log"]["json"]["log"] == json.loads(log[1])
+
+
+def test_the_step_type_on_the_page_says_how_it_is_undone(tmp_path: Path) -> None:
+    block = re.search(r"^   ```python\n(.*?)^   ```", PAGES_ON_ROLLBACK[1].read_text(), re.M | re.S)
+    assert block
+    (tmp_path / "reserving.py").write_text(textwrap.dedent(block[1]))
+    perdure = CommandLine(tmp_path / "state", tmp_path)
+    perdure.write(
+        "task.yaml",
+        "steps:\n"
+        "  - {id: take, type: reserve, item: kettle}\n"
+        "  - id: fail\n"
+        "    type: command\n"
+        "    command: 'test -e once && test -e kettle.reserved && exit; touch once; exit 1'\n"
+        "    retry_config: {retry_from_step_id: take}\n",
+    )
+
+    ran = perdure(
+        "run", "task.yaml", "--steps", "reserving", PYTHONPATH=f"{tmp_path}:{EXAMPLES.parent}"
+    )
+
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("place", SHOWN_TASKS)

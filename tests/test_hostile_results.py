@@ -32,9 +32,23 @@ STEP: dict[str, Any] = {
     "id": "a", "type": "command", "status": "failed", "duration": 1.0,
     "attempts": [{"number": 1, "status": "failed", "failure": {"message": "why"}}],
 }  # fmt: skip
+UNDO: dict[str, Any] = {
+    "step_id": "a", "attempt": 1, "kind": "declared", "started_at": 1.0, "ended_at": 2.0,
+    "failure": {"message": "why not"},
+}  # fmt: skip
+ROLLBACK: dict[str, Any] = {
+    "number": 1, "epoch": None, "span": ["a"], "cancelled": ["a"], "environments": ["shop"],
+    "causes": [
+        {"step_id": "a", "attempt": 1, "retry_from_step_id": "a", "retry": 1, "max_retries": 1}
+    ],
+    "compensations": [UNDO], "exchanges": False, "started_at": 1.0, "ended_at": 2.0,
+    "abandoned": "why",
+}  # fmt: skip
 RECORD: dict[str, Any] = {
     "suite": "s", "task_id": "t", "trial": 1, "run_id": "r", "status": "failed",
     "failure": {"kind": "task", "step": "a", "message": "why"}, "steps": [STEP],
+    "attempt_epoch": 0, "rollbacks": [ROLLBACK],
+    "compensation_failures": [{"step_id": "a", "attempt": 1, "error": "why not"}],
     "retry_resets": [], "instances": [], "usage": {}, "context": {},
     "started_at": 1.0, "duration": 1.0,
 }  # fmt: skip
@@ -123,7 +137,16 @@ def test_what_a_record_says_cannot_steer_a_terminal(
 ) -> None:
     artifact = {"path": ESCAPE, "step": ESCAPE, "size_bytes": 1, "kept": True}
     step = {**STEP, "type": ESCAPE, "status": ESCAPE}
-    told = {"suite": ESCAPE, "task_id": ESCAPE, "run_id": ESCAPE, "cancelled": ESCAPE}
+    told: dict[str, Any] = {
+        "suite": ESCAPE,
+        "task_id": ESCAPE,
+        "run_id": ESCAPE,
+        "cancelled": ESCAPE,
+    }
+    undo = {**UNDO, "step_id": ESCAPE, "kind": ESCAPE, "failure": {"message": ESCAPE}}
+    names = {"span": [ESCAPE], "cancelled": [ESCAPE], "environments": [ESCAPE]}
+    rollback = {**ROLLBACK, **names, "abandoned": ESCAPE, "compensations": [undo]}
+    told["rollbacks"] = [rollback]
     write(
         results,
         {**SUITE, "run_id": ESCAPE, "stopped": ESCAPE},

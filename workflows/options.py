@@ -98,6 +98,20 @@ BIND = workflow.ActivityConfig(
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),
 )
 
+CARRY = workflow.ActivityConfig(
+    start_to_close_timeout=timedelta(minutes=30),  # a copy of a large working directory
+    heartbeat_timeout=timedelta(seconds=15),  # a worker that is killed is not waited for
+    # A worker that is away is waited for, as its steps would; one that is lost each time is not.
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10), maximum_attempts=10),
+    summary="the files of the earlier run",
+)
+
+
+def carry_options(queue: str | None) -> workflow.ActivityConfig:
+    """How a run gets an earlier one's files, on `queue` or on the workflow's own."""
+    return CARRY | workflow.ActivityConfig(task_queue=queue)
+
+
 WRITE_ON_HOST = workflow.ActivityConfig(
     # The same where the run lies on another host than the workflow's worker. A host that is gone
     # must not keep the task open: the record is then written elsewhere, without the logs.

@@ -42,6 +42,7 @@ with workflow.unsafe.imports_passed_through():
         WITHDRAW,
         steps_queue,
     )
+    from workflows.carry import carry_work
     from workflows.lease import LeaseWords
     from workflows.options import (
         BIND,
@@ -210,6 +211,7 @@ class TaskWorkflow:
             if not handing_over:
                 if self._run.may_start:
                     await self._bind()
+                    await carry_work(self._run, self._queue())
                 for dispatch in self._run.take_ready(workflow.time()):
                     self._begin(dispatch)
                 self._rollback.carry()
@@ -367,7 +369,11 @@ class TaskWorkflow:
         )
 
     def _carried_over(self) -> TaskInput:
-        return replace(self._start, state={"run": self._run.state(), "host": self._host})
+        return replace(
+            self._start,
+            state={"run": self._run.state(), "host": self._host},
+            resumed=self._run.resumed,
+        )
 
     # --- The end ----------------------------------------------------------------------------
 

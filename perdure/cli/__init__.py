@@ -93,6 +93,7 @@ _command(
     retry,
     ("perdure retry nightly", "its tasks that did not succeed, all of their trials"),
     ("perdure retry nightly --only-failed-trials", "the trials alone"),
+    ("perdure retry nightly/refund --from-step agent", "one task, from a step on"),
 )
 _command(
     "suite",

@@ -78,6 +78,7 @@ async def _print(events: AsyncIterator[dict[str, Any]], types: set[str], *, as_j
 
 def event_line(event: dict[str, Any]) -> str:
     """An event on one line: time, type, and its facts."""
+    from perdure.cli.rollbacks import event_words
     from perdure.cli.times import moment, span
 
     words = [moment(event["at"]), f"{event['type']:<20}"]
@@ -92,6 +93,7 @@ def event_line(event: dict[str, Any]) -> str:
         words.append(f"on {event['host']}")
     for instance in event.get("instances") or []:
         words.append(f"{instance['environment']} ({instance['project']})")
+    words += event_words(event)
     words += [str(event[key]) for key in ("error_type", "error", "reason") if event.get(key)]
     return "  ".join(printable(word, 1000) for word in words).rstrip()
 

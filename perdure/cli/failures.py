@@ -40,17 +40,22 @@ def failed_attempts(record: dict[str, Any], files: Path | None) -> Iterator[Fail
                 step["id"],
                 last["number"],
                 last["failure"]["message"],
-                _output(record, step["id"], last, files),
+                _output(record, step["id"], last, files, is_last=last is step["attempts"][-1]),
             )
 
 
 def _output(
-    record: dict[str, Any], step_id: str, attempt: dict[str, Any], files: Path | None
+    record: dict[str, Any],
+    step_id: str,
+    attempt: dict[str, Any],
+    files: Path | None,
+    *,
+    is_last: bool,
 ) -> list[str]:
     inner = os.path.join("steps", f"{step_id}.{attempt['number']}")
     for name in ("stderr", "stdout"):
         text = _tail(files, os.path.join(inner, f"{name}.log")) if files else ""
-        if not text.strip():
+        if not text.strip() and is_last:  # else the context has what a later one printed
             text = _in_context(record, step_id, name)
         lines = [line for line in text.splitlines() if line.strip()]
         if lines:

@@ -10,6 +10,7 @@ from perdure.cli.clearing import Look
 from perdure.cli.console import printable
 from perdure.cli.instances import Teller, seen_by
 from perdure.cli.progress import Display, Picture, RunningTask
+from perdure.cli.rollbacks import rolled_back_lines
 from perdure.client import Perdure, SuiteRun
 from perdure.embedded import workers_on
 from perdure.errors import PerdureError
@@ -45,6 +46,10 @@ class Following:
         """The tasks of more than one trial."""
         self._steps: dict[str, str] = {}
         """By workflow id: what a running task is at."""
+        self._undoing = {t.task["id"] for t in suite.definition.tasks if may_roll_back(t.task)}
+        """The tasks that may take steps back: that is told as it happens."""
+        self._rollbacks: dict[str, int] = {}
+        """By workflow id of a task: how many of its rollbacks have been told."""
         self._known = 0
         """Ends of trials that were told before this command began to look."""
         self._heard = 0
@@ -57,7 +62,8 @@ class Following:
         self._known = self._suite.taken_over
         if self._suite.how in ("attached", "found", "finished"):
             self._known = (await self._suite.progress()).next_offset
-        beside = [asyncio.create_task(self._ask_tasks())] if self._shown.is_live else []
+        asks = self._shown.is_live or self._undoing
+        beside = [asyncio.create_task(self._ask_tasks())] if asks else []
         if self._pool:
             beside.append(asyncio.create_task(self._watch_pool(self._pool)))
         try:
@@ -119,15 +125,32 @@ class Following:
         turn = 0
         while True:
             await asyncio.sleep(1 / ASKED_PER_SECOND)
-            running = self._at_work
+            running = self._to_ask
             if not running:
                 continue
-            name = running[turn % min(len(running), ASKED_IN_TURN)]
+            name = running[turn % len(running)]
             turn += 1
             with contextlib.suppress(PerdureError):  # it has just ended, or its worker died
-                self._steps[name] = at_steps(await self._task(name).progress())
+                told = await self._task(name).progress()
+                self._steps[name] = at_steps(told)
+                self._tell_rollbacks(name, told["rollbacks"])
             for gone in self._steps.keys() - set(running):
                 del self._steps[gone]
+
+    def _tell_rollbacks(self, name: str, rollbacks: list[dict[str, Any]]) -> None:
+        for line in rolled_back_lines(
+            self._name(*_trial_of(name)), rollbacks, self._rollbacks.get(name, 0)
+        ):
+            self._shown.say(line)
+        self._rollbacks[name] = len(rollbacks)
+
+    @property
+    def _to_ask(self) -> list[str]:
+        """The running tasks that are worth a question: those in the picture, or, where there is
+        none, those that may take steps back."""
+        if self._shown.is_live:
+            return self._at_work[:ASKED_IN_TURN]
+        return [name for name in self._at_work if _trial_of(name)[0] in self._undoing]
 
     def _task(self, workflow_id: str) -> TaskHandle:
         return self._suite.task(*_trial_of(workflow_id))
@@ -154,8 +177,18 @@ def changes(before: SuiteProgress | None, now: SuiteProgress) -> list[str]:
     return told
 
 
+def may_roll_back(task: dict[str, Any]) -> bool:
+    """Whether a step of the task's document takes others back when it fails."""
+    return any(step.get("retry_config") for step in task["steps"])
+
+
 def at_steps(told: dict[str, Any]) -> str:
-    """What a running task is at: `2/5 build, test`, `2/5 ask (waiting for openai)`."""
+    """What a running task is at: `2/5 build, test`, `2/5 ask (waiting for openai)`.
+
+    Also `2/5 taking back order, agent`.
+    """
+    if told.get("rolling_back"):
+        return f"{told['completed']}/{told['total']} taking back {', '.join(told['rolling_back'])}"
     slots = told.get("waiting_for", {})
     steps = [
         f"{step} (waiting for {slots[step]})" if step in slots else step

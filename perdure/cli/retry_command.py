@@ -1,4 +1,4 @@
-"""`perdure retry`: run again what did not succeed of a suite that has ended."""
+"""`perdure retry`: run again what did not succeed of a suite, or a task of it from a step on."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from perdure.cli.suite_options import (
 
 if TYPE_CHECKING:
     from perdure.client import Perdure, SuiteRun
+    from perdure.workers import WorkerConfig
 
 
 @in_panels(
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
 def retry(
     suite: Annotated[
         str,
-        typer.Argument(metavar="SUITE", help="A suite that has ended.", show_default=False),
+        typer.Argument(
+            metavar="SUITE", help="A suite that has ended, or a run of it.", show_default=False
+        ),
     ],
     only_failed_trials: Annotated[
         bool,
@@ -68,7 +71,7 @@ def retry(
         value_option(
             "--from-step",
             "ID",
-            "Run one task again from this step on; this version cannot do it yet.",
+            "Of one run, SUITE/TASK or SUITE/TASK/TRIAL: run it again from this step on.",
         ),
     ] = None,
     max_parallel: MaxParallelOption = None,
@@ -96,22 +99,23 @@ def retry(
     --inherit-env again. What succeeded stays. For changed documents, or a suite that is still
     open, there is `perdure run TASKS --suite SUITE`.
 
+    With --from-step, one run of a task goes on as a new run: what depends on that step runs again,
+    and who used an environment, since environments are new. The rest counts as done, and nothing
+    is undone. --json prints its record.
+
     Exit status: as of `perdure run`.
     """
     from perdure.cli.session import Call, run_suite
     from perdure.suite_input import check_id
 
-    if from_step is not None:
+    if from_step is None and "/" in suite:
+        name, _, task = suite.partition("/")
         raise OptionError(
-            "--from-step: this version cannot run a task again from one of its steps on; run it "
-            f"again whole with: perdure retry {suite.partition('/')[0]}"
+            f"{suite!r} names a run: run it again from a step on with --from-step ID; or, while "
+            f"its suite runs, all of it with: perdure suite {name} requeue {task}"
         )
-    if "/" in suite:
-        raise OptionError(
-            f"{suite!r} names a run, and `perdure retry` runs suites again; while its suite runs, "
-            f"there is: perdure suite {suite.partition('/')[0]} requeue {suite.partition('/')[2]}"
-        )
-    check_id("SUITE", suite)
+    if from_step is None:
+        check_id("SUITE", suite)
     bounded = bounds(
         max_parallel=max_parallel,
         retry_infrastructure=retry_infrastructure,
@@ -124,6 +128,11 @@ def retry(
         keep_envs=keep_envs,
     )
     worker = worker_config(steps, env_file, pass_env, inherit_env, host)
+    if from_step is not None:
+        given = {name for name, value in bounded.items() if value}
+        given |= {"only_failed_trials"} if only_failed_trials else set()
+        _refuse_bounds(given | ({"junit"} if junit else set()))
+        raise typer.Exit(_from_step(suite, from_step, worker, detach=detach, json=json))
 
     async def begin(perdure: Perdure, tell: Callable[[str], None]) -> SuiteRun:
         return await perdure.retry_suite(
@@ -133,3 +142,29 @@ def retry(
     report = junit_path(junit, detach=detach)
     call = Call(begin, suite, worker, detach=detach, json=json, junit=report, attaches=False)
     raise typer.Exit(asyncio.run(run_suite(call)))
+
+
+def _from_step(run: str, from_step: str, worker: WorkerConfig, *, detach: bool, json: bool) -> int:
+    from perdure.cli.reading import named
+    from perdure.cli.resume_command import resume_run
+
+    wanted = named(run)
+    if wanted.task_id is None:
+        raise OptionError(
+            f"--from-step: {run!r} is a suite; name one of its runs: SUITE/TASK "
+            f"(`perdure list {wanted.suite}`)"
+        )
+    return asyncio.run(resume_run(wanted, from_step, worker, detach=detach, json=json))
+
+
+def _refuse_bounds(given: set[str]) -> None:
+    """What bounds a suite, or tells of one, says nothing of a run that goes on."""
+    if given:
+        names = ", ".join(f"--{_option(name)}" for name in sorted(given))
+        raise OptionError(
+            f"--from-step: a run goes on with the bounds that it had; leave out {names}"
+        )
+
+
+def _option(name: str) -> str:
+    return "limit" if name == "limits" else name.replace("_", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from perdure.cli.options import JsonOption, ResultsOption, RunArgument, results_
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
+    from perdure.cli.reading import Named
     from perdure.client import Perdure
 
 
 def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = False) -> None:
-    """Show a suite, or one run: its steps, attempts and failures, and where its files are.
+    """Show a suite, or one run: its steps, attempts, failures and rollbacks, and its files.
 
     Nothing is run: what a server knows is asked of it, the rest is read from files of results;
     with --results DIR only those files are read, from any machine, and no server is asked.
@@ -37,7 +39,7 @@ def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = Fal
         if json:
             emit_json(record)
         else:
-            _show_run(record, files)
+            show_run(record, files)
 
 
 async def _suite(suite: str, results: Path | None) -> tuple[dict[str, Any], Path | None]:
@@ -67,31 +69,41 @@ async def _run(
 ) -> tuple[dict[str, Any], Path | None]:
     """A run's record, and its directory of results if there is one."""
     from perdure.cli.reading import Named, to_read, unknown_run
-    from perdure.results import ResultsError, suite_files
+    from perdure.results import suite_files
 
     async with to_read(results) as (perdure, root):
-        files = suite_files(root, suite)
-        folder = files.trial(task_id, trial)
         if perdure:
             from perdure.event_log import UnknownRun
 
-            try:
-                record = await perdure.run(f"{suite}/{task_id}/{trial}").record()
-            except UnknownRun:  # its history may be gone, its files not
-                pass
-            else:
-                files = suite_files(await _results_of(perdure, suite) or root, suite)
-                folder = files.trial(task_id, trial)
-                try:
-                    kept = files.read_record(task_id, trial)
-                except ResultsError:
-                    kept = None  # the history has it all
-                is_same = kept is not None and kept["run_id"] == record["run_id"]
-                return record, folder if is_same else None
+            with contextlib.suppress(UnknownRun):  # its history may be gone, its files not
+                return await recorded_run(perdure, Named(suite, task_id, trial), root)
+        files = suite_files(root, suite)
+        folder = files.trial(task_id, trial)
         kept = files.read_record(task_id, trial)
     if kept is None:
         raise unknown_run(root, Named(suite, task_id, trial), results)
     return kept, folder
+
+
+async def recorded_run(
+    perdure: Perdure, run: Named, root: Path | None = None
+) -> tuple[dict[str, Any], Path | None]:
+    """The record of a run that the server knows, and its directory of results if there is one.
+
+    `root`: where results lie if its suite does not say. Raises UnknownRun.
+    """
+    from perdure.results import ResultsError, suite_files
+
+    assert run.task_id is not None
+    record = await perdure.run(f"{run.suite}/{run.task_id}/{run.trial}").record()
+    root = root or perdure.settings.state.results
+    files = suite_files(await _results_of(perdure, run.suite) or root, run.suite)
+    try:
+        kept = files.read_record(run.task_id, run.trial)
+    except ResultsError:
+        kept = None  # the history has it all
+    is_same = kept is not None and kept["run_id"] == record["run_id"]
+    return record, files.trial(run.task_id, run.trial) if is_same else None
 
 
 async def _results_of(perdure: Perdure, suite: str) -> Path | None:
@@ -134,10 +146,12 @@ def _show_suite(outcome: dict[str, Any], files: Path | None) -> None:
         emit(f"files    {files}")
 
 
-def _show_run(record: dict[str, Any], files: Path | None) -> None:
+def show_run(record: dict[str, Any], files: Path | None) -> None:
+    """Print a run for people; `files`: its directory of results, if there is one."""
     from perdure.cli.environment_failures import reason_and_log
     from perdure.cli.failures import failed_attempts
     from perdure.cli.leases import lease_lines
+    from perdure.cli.rollbacks import head_lines, rollback_lines
     from perdure.cli.summary import usage_text
     from perdure.cli.tables import kind_name, steps_table
     from perdure.cli.times import moment, span
@@ -148,6 +162,13 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
     emit(f"run id   {printable(record['run_id'])}")
     emit(f"state    {record['status']}{took}")
     emit(f"started  {moment(record['started_at'])}")
+    if earlier := record.get("resumed_from"):  # records of earlier versions do not say
+        emit(
+            f"goes on  from step {printable(earlier['step'])} of run {printable(earlier['run_id'])}"
+        )
+        work = earlier["work"]
+        if work and not work["found"]:
+            emit(f"         without that run's files: {printable(work['reason'], 1000)}")
     if failure := record.get("failure"):
         step = f"step {failure['step']}: " if failure.get("step") else ""
         reason, log = reason_and_log(failure["message"])
@@ -158,10 +179,14 @@ def _show_run(record: dict[str, Any], files: Path | None) -> None:
         emit(f"cancel   {printable(record['cancelled'], 1000)}")
     if record.get("usage"):
         emit(f"usage    {usage_text(record['usage'])}")
-    for line in lease_lines(record):
+    for line in [*head_lines(record), *lease_lines(record)]:
         emit(line)
     emit("")
     emit_table(steps_table(record))
+    for told in rollback_lines(record):
+        emit("")
+        for line in told:
+            emit(line)
     for failed in failed_attempts(record, files):
         emit("")
         emit(printable(f"{failed.step}, attempt {failed.attempt}: {failed.message}", 1000))

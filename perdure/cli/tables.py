@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perdure import names
 from perdure.cli.console import printable
 from perdure.cli.environment_failures import reason_and_log
+from perdure.cli.rollbacks import attempts_text
 from perdure.cli.times import moment, span
 from perdure.outcome import trials_of
 
@@ -152,7 +153,7 @@ def steps_table(record: dict[str, Any]) -> Table:
             printable(step["id"]),
             printable(step["type"]),
             state(step["status"]),
-            str(len(step["attempts"])) if step["attempts"] else "",
+            attempts_text(step["attempts"]),
             span(_so_far(step)) if step["attempts"] else "",
             printable(last_failure(step["attempts"]), REASON_CHARACTERS),
         )

@@ -97,6 +97,19 @@ class Undo:
         return cls(**{**document, "failure": StepFailure(**failure) if failure else None})
 
 
+@dataclass(frozen=True)
+class Cause:
+    """A failure that a rollback answers."""
+
+    step_id: str
+    attempt: int
+    """The one that failed."""
+    retry_from_step_id: str
+    retry: int
+    """1, 2, ... of the step's `max_retries`."""
+    max_retries: int
+
+
 @dataclass
 class Rollback:
     """One rollback, planned, under way or over."""
@@ -106,6 +119,8 @@ class Rollback:
     started_at: float
     failed: list[str] = field(default_factory=list)
     """The steps whose failures it answers, in the order of their failures."""
+    causes: list[Cause] = field(default_factory=list)
+    """The same failures, and what their steps say of retries."""
     span: list[str] = field(default_factory=list)
     """The steps that it takes back, in step order."""
     environments: list[str] = field(default_factory=list)
@@ -153,16 +168,28 @@ class Rollback:
         self.phase, self.ended_at = "over", now
         self.epoch, self.abandoned = epoch, abandoned
 
+    def told(self) -> dict[str, Any]:
+        """Where it goes back `to`, and which `retry` that is `of` how many: of the step with
+        most."""
+        most = max(self.causes, key=lambda cause: cause.retry, default=None)
+        return {
+            "to": list(dict.fromkeys(cause.retry_from_step_id for cause in self.causes)),
+            "retry": most.retry if most else 0,
+            "of": most.max_retries if most else 0,
+        }
+
     def recorded(self) -> dict[str, Any]:
         """The rollback, as records have it."""
         return {
             "number": self.number,
             "epoch": self.epoch,
             "failed": self.failed,
+            "causes": [dict(vars(cause)) for cause in self.causes],
             "span": self.span,
             "cancelled": self.cancelled,
             "compensations": [undo.to_dict() for undo in self.undos],
             "environments": self.environments,
+            "exchanges": self.exchanges,
             "started_at": self.started_at,
             "ended_at": self.ended_at,
             "abandoned": self.abandoned,
@@ -170,12 +197,18 @@ class Rollback:
 
     def to_state(self) -> dict[str, Any]:
         """Its form over a continue-as-new."""
-        return {**vars(self), "undos": [undo.to_dict() for undo in self.undos]}
+        return {
+            **vars(self),
+            "causes": [dict(vars(cause)) for cause in self.causes],
+            "undos": [undo.to_dict() for undo in self.undos],
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Rollback:
         """The inverse of `to_state`."""
-        return cls(**{**state, "undos": [Undo.from_dict(undo) for undo in state["undos"]]})
+        undos = [Undo.from_dict(undo) for undo in state["undos"]]
+        causes = [Cause(**cause) for cause in state.get("causes", [])]
+        return cls(**{**state, "undos": undos, "causes": causes})
 
 
 class Rollbacks:

@@ -124,9 +124,18 @@ class RollbackRun(SpanRun):
         return f"not undone: {told}"
 
     def progress(self) -> dict[str, Any]:
-        """A short state: for a line on a terminal; `rolling_back`: the steps taken back."""
+        """A short state: for a line on a terminal.
+
+        `rolling_back`: the steps that are being taken back; `rollbacks`: those that ended well,
+        each with where it went back `to`, and which `retry` that was `of` how many.
+        """
         current = self._rollbacks.current
-        return {**super().progress(), "rolling_back": current.span if current else []}
+        done = [rollback for rollback in self._rollbacks.ended if rollback.epoch is not None]
+        return {
+            **super().progress(),
+            "rolling_back": current.span if current else [],
+            "rollbacks": [{"number": known.number, **known.told()} for known in done],
+        }
 
     # --- For the rules ----------------------------------------------------------------------
 
@@ -228,14 +237,13 @@ class RollbackRun(SpanRun):
         current = Rollback(len(self._rollbacks.ended) + 1, started_at=now)
         self._rollbacks.current = current
         self._answer(current, failed)
-        retry = max(self._steps[step_id].rollbacks for step_id in failed)
-        self._note("rollback.started", now, steps=current.span, cause=failed, retry=retry)
+        self._note("rollback.started", now, steps=current.span, cause=failed, **current.told())
         self._hold_back(current, now)
 
     def _join(self, current: Rollback, failed: list[str], now: float) -> None:
         """Several failures are one rollback of the union of their spans (TD3)."""
         self._answer(current, failed)
-        self._note("rollback.widened", now, steps=current.span, cause=failed)
+        self._note("rollback.widened", now, steps=current.span, cause=failed, **current.told())
         self._hold_back(current, now)
 
     def _exchange_lease(self, current: Rollback, now: float) -> None:
@@ -251,7 +259,8 @@ class RollbackRun(SpanRun):
         current.end(now, epoch=self.epoch)
         self._rollbacks.ended.append(current)
         self._rollbacks.current = None
-        self._note("rollback.completed", now, epoch=self.epoch, steps=current.span)
+        told = current.told()
+        self._note("rollback.completed", now, epoch=self.epoch, steps=current.span, **told)
         if current.exchanges and self._lease:
             self._give_lease_back(now)
             self._lease.exchange(now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from perdure.core.context import apply
 from perdure.core.journal import SCHEDULER, Entry
 from perdure.core.record import Attempt, utc_iso
-from perdure.core.rollback import Compensation, Rollback, Undo, kinds_of
+from perdure.core.rollback import Cause, Compensation, Rollback, Undo, kinds_of
 from perdure.core.rollback_marks import retried, retry_resets, rolled_back_sandboxes
 from perdure.core.run_leased import LeasedRun
 from perdure.core.spans import ordered, reach, used_environments, widened
@@ -28,6 +28,7 @@ class SpanRun(LeasedRun):
     def _answer(self, current: Rollback, failed: list[str]) -> None:
         """Let the rollback take back what answers these failures too."""
         current.failed += failed
+        current.causes += [cause for step_id in failed if (cause := self._cause(step_id))]
         configs, started = self._configs(current), self._started
         span, reset = reach(self.task, self._graph, configs, started)
         # Of environments that no lease holds there is nothing to be reset.
@@ -52,6 +53,18 @@ class SpanRun(LeasedRun):
     def _started(self) -> set[str]:
         """The steps of which anything can be taken back."""
         return {step_id for step_id, record in self._steps.items() if record.living}
+
+    def _cause(self, step_id: str) -> Cause | None:
+        config, record = self._step(step_id).retry_config, self._steps[step_id]
+        if config is None:
+            return None
+        return Cause(
+            step_id,
+            record.attempts[-1].number,
+            config.retry_from_step_id,
+            record.rollbacks,
+            config.max_retries,
+        )
 
     def _configs(self, current: Rollback) -> list[RetryConfig]:
         steps = (self._step(step_id) for step_id in current.failed)

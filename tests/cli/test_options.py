@@ -221,8 +221,9 @@ def test_what_cannot_be_asked_of_a_suite_is_a_line(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["one/refund", "--from-step", "ask"], "this version cannot run a task again from one"),
-        (["one", "--from-step", "ask"], "perdure retry one"),
+        (["one", "--from-step", "ask"], "'one' is a suite; name one of its runs: SUITE/TASK"),
+        (["one/two/3/4", "--from-step", "ask"], "names no run"),
+        (["one/refund", "--from-step", "ask", "--fail-fast"], "leave out --max-failures"),
         (["one/refund"], "perdure suite one requeue refund"),
         (["a b"], "the nearest legal id is 'a-b'"),
         (["one", "--max-failures", "-1"], "--max-failures '-1'"),

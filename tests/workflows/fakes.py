@@ -26,6 +26,8 @@ from activities.contexts import Contexts
 from activities.limits import Slots
 from activities.results import Results
 from perdure.messages import (
+    CarriedWork,
+    CarryWork,
     CompensateStep,
     CompensationOutcome,
     ContextDiffs,
@@ -46,6 +48,7 @@ from perdure.messages import (
     WriteSuite,
 )
 from perdure.names import (
+    CARRY_WORK,
     COMPENSATE_STEP,
     FINISH_TASK,
     RESET_INSTANCE,
@@ -97,6 +100,10 @@ class World:
     """Environments that cannot be reset."""
     log: list[str] = field(default_factory=list)
     """What happened to the world: `do a.1`, `undo a.1`, `reset shop`."""
+    carried: list[CarryWork] = field(default_factory=list)
+    """Every try to bring a run an earlier one's files."""
+    files: str = "ok"
+    """Whether they can be had: `ok` or `gone`; `hold`: not before the world is open."""
     pool: list[Callable[..., Any]] = field(default_factory=list)
     """Activities by which tasks talk to a pool (`tests.workflows.fake_pool`)."""
 
@@ -207,6 +214,17 @@ class World:
         ok = call.environment not in self.broken
         return InstanceResult(ok=ok, reason="" if ok else f"{call.environment}: no answer")
 
+    @activity.defn(name=CARRY_WORK)
+    async def carry_work(self, asked: CarryWork) -> CarriedWork:
+        self.carried.append(asked)
+        self.log.append("carry")
+        while self.files == "hold" and not self.open:
+            activity.heartbeat()
+            await asyncio.sleep(0.05)
+        if self.files == "gone":
+            return CarriedWork(found=False, host=self.host, reason="they are on there")
+        return CarriedWork(found=True, host=self.host, files=2)
+
     @activity.defn(name=FINISH_TASK)
     async def finish_task(self, end: FinishTask) -> TrialSummary:
         self.finished.append(end)
@@ -296,6 +314,7 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
                 made.write_suite,
                 made.write_missing,
                 Binding(made.host).bind_host,
+                made.carry_work,
                 *made.pool,
             ],
             workflow_runner=sandbox(),

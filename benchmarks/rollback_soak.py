@@ -1,0 +1,305 @@
+"""Rollbacks by chance on a real server, whose workers are killed all the time.
+
+    python benchmarks/rollback_soak.py [--seconds 200] [--seed N] [--tasks 8]
+
+Tasks of random graphs run beside each other; their steps fail by chance, some with a rollback as
+the answer, and some tasks are cancelled. What came of each is judged by rules that know nothing of
+how a rollback is made, from the task's record and from what its steps have written to a ledger:
+
+- the final context is that of the attempts that count, made one after another;
+- each attempt that was taken back was undone at least once, after its last word;
+- no step that had succeeded ran again without a rollback that took it back;
+- attempts are undone in the reverse order of their ends, and what was planned is done.
+
+The seed is printed; it draws the tasks, not the moments of the kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from soak_steps import LEDGER, fails, token, writes
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+
+from perdure.config import Settings
+from perdure.connection import connect
+from perdure.history import record_of
+from perdure.messages import TaskInput, TrialSummary
+from perdure.names import task_workflow_id
+from perdure.server import embedded_server
+
+QUEUE, SUITE = "soak", "soak"
+PATIENCE_SECONDS = 300.0
+"""For the tasks that are left when no worker is killed any more."""
+
+Handle = WorkflowHandle[Any, TrialSummary]
+
+
+def random_task(chance: random.Random, id: str) -> dict[str, Any]:
+    """A document of up to 30 steps."""
+    steps: list[dict[str, Any]] = []
+    above: dict[str, set[str]] = {}
+    for number in range(chance.randint(1, 30)):
+        name = f"s{number}"
+        nearest = [step["id"] for step in steps][-6:]
+        chosen = chance.sample(nearest, chance.randint(0, min(2, len(nearest))))
+        above[name] = set(chosen).union(*(above[other] for other in chosen))
+        step: dict[str, Any] = {
+            "id": name,
+            "type": "soak",
+            "depends_on": [{"task_step_id": other} for other in sorted(chosen)],
+            "failure": chance.choice([0, 0.1, 0.3]),
+            "seconds": chance.choice([0, 0.05, 0.5]),
+            "heartbeat_timeout": 1,
+            "max_worker_losses": 1000,
+            "fail_task_on_error": chance.random() < 0.2,
+        }
+        if chance.random() < 0.5:
+            step["retry_config"] = {
+                "retry_from_step_id": chance.choice([name, *sorted(above[name])]),
+                "max_retries": chance.randint(1, 3),
+                "delay": chance.choice([0, 0, 0.5]),
+            }
+        if chance.random() < 0.2:
+            step["retry"] = {"max_attempts": 2, "initial_interval": 0.2}
+        steps.append(step)
+    return {"id": id, "steps": steps, "max_rollbacks": chance.choice([1, 3, 20, 20])}
+
+
+@dataclass
+class Tally:
+    """What has been seen so far."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """For people."""
+        told = ", ".join(f"{number} {what}" for what, number in sorted(self.counts.items()))
+        return f"{told}; {len(self.faults)} faults"
+
+
+# --- Judging ----------------------------------------------------------------------------------
+
+
+def judge(
+    seed: str, document: dict[str, Any], record: dict[str, Any], ledger: list[str]
+) -> list[str]:
+    """What is wrong with a task that has ended."""
+    steps = {step["id"]: step["attempts"] for step in record["steps"]}
+    done = [rollback for rollback in record["rollbacks"] if rollback["epoch"] is not None]
+    return [
+        *_repeated(steps, done),
+        *_not_undone(record["task_id"], steps, done, ledger),
+        *_out_of_order(steps, record["rollbacks"]),
+        *(_context(seed, document, record) if record["status"] == "succeeded" else ()),
+    ]
+
+
+def _repeated(steps: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]]) -> list[str]:
+    found = []
+    for name, attempts in steps.items():
+        for one, other in itertools.pairwise(attempts):
+            between = (r for r in done if one["epoch"] < r["epoch"] <= other["epoch"])
+            if one["status"] == "succeeded" and not any(name in r["span"] for r in between):
+                found.append(f"{token(name, one['number'])} had succeeded, and ran again")
+    return found
+
+
+def _not_undone(
+    task: str,
+    steps: dict[str, list[dict[str, Any]]],
+    done: list[dict[str, Any]],
+    ledger: list[str],
+) -> list[str]:
+    last = {line: number for number, line in enumerate(ledger)}
+    found, known = [], set[str]()
+    for rollback in done:
+        for name in rollback["span"]:
+            for attempt in steps[name]:
+                mine = token(name, attempt["number"])
+                if attempt["epoch"] >= rollback["epoch"] or mine in known:
+                    continue
+                known.add(mine)
+                words = [last.get(f"{word} {task} {mine}", -1) for word in ("do", "done")]
+                undone = last.get(f"undone {task} {mine}", -1)
+                if undone <= max(words):
+                    found.append(f"{mine} was not undone after its last word")
+    return found
+
+
+def _out_of_order(
+    steps: dict[str, list[dict[str, Any]]], rollbacks: list[dict[str, Any]]
+) -> list[str]:
+    found = []
+    for rollback in rollbacks:
+        undos = rollback["compensations"]
+        if any(undo["ended_at"] is None for undo in undos):
+            found.append(f"rollback {rollback['number']} left out what it had planned")
+        ends = [steps[undo["step_id"]][undo["attempt"] - 1]["ended_at"] for undo in undos]
+        if ends != sorted(ends, reverse=True):
+            found.append(f"rollback {rollback['number']} did not undo the newest first")
+    return found
+
+
+def _context(seed: str, document: dict[str, Any], record: dict[str, Any]) -> list[str]:
+    """Against the attempts that count, one after another."""
+    task = document["id"]
+    by_id = {step["id"]: step for step in document["steps"]}
+    attempts = {step["id"]: step["attempts"][-1]["number"] for step in record["steps"]}
+    ended = [known["step_id"] for known in record["completed_steps"]]
+    if sorted(ended) != sorted(by_id):
+        return [f"it succeeded with {len(ended)} of {len(by_id)} steps"]
+    good = {name for name in ended if not fails(seed, task, by_id[name], attempts[name])}
+    wrote = [n for n in ended if n in good or writes(seed, task, n, attempts[n])]
+    tokens = [token(name, attempts[name]) for name in wrote]
+    context = record["context"]
+    seen = {
+        "results": {n: r["token"] for n, r in context["results"].items() if n in good},
+        "texts": context["prompt_responses"],
+        "sandboxes": [item["sandbox_id"] for item in context["deployed_sandboxes"]],
+        "shared": context["metadata"].get("shared", {}),
+        "last": context["metadata"].get("last"),
+    }
+    expected = {
+        "results": {name: token(name, attempts[name]) for name in good},
+        "texts": tokens,
+        "sandboxes": tokens,
+        "shared": {name: [token(name, attempts[name])] for name in wrote},
+        "last": tokens[-1] if tokens else None,
+    }
+    return [f"{k} is {seen[k]}, not {expected[k]}" for k in seen if seen[k] != expected[k]]
+
+
+# --- Running ----------------------------------------------------------------------------------
+
+
+class Workers:
+    """One worker after another."""
+
+    def __init__(self, address: str, state: Path, seed: str) -> None:
+        script = Path(__file__).with_name("soak_steps.py")
+        self._command = [sys.executable, str(script), address, str(state), QUEUE, seed]
+        self._log = (state / "worker.log").open("ab")
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdout=self._log, stderr=subprocess.STDOUT)
+
+    def kill(self) -> None:
+        """End the worker as a crash does."""
+        self._process.kill()
+        self._process.wait()
+
+    def kill_and_start(self) -> None:
+        """And have the next one."""
+        self.kill()
+        self._process = self._start()
+
+
+async def one(
+    client: Client, chance: random.Random, seed: str, number: int, ledger: Path, tally: Tally
+) -> None:
+    """Run a task to its end and judge it."""
+    document = random_task(chance, f"t{number}")
+    workflow_id = task_workflow_id(SUITE, document["id"], 1)
+    handle: Handle = await client.start_workflow(
+        "TaskWorkflow",
+        TaskInput(document, SUITE),
+        id=workflow_id,
+        task_queue=QUEUE,
+        result_type=TrialSummary,
+    )
+    after = chance.uniform(1, 15) if chance.random() < 0.1 else None
+    ending = asyncio.ensure_future(handle.result())
+    if after is not None and not (await asyncio.wait({ending}, timeout=after))[0]:
+        await handle.cancel()
+    with contextlib.suppress(WorkflowFailureError):
+        await ending
+    record = await record_of(client, workflow_id)
+    tally.counts[record["status"]] += 1
+    tally.counts["rollbacks"] += len(record["rollbacks"])
+    tally.counts["compensations"] += sum(len(r["compensations"]) for r in record["rollbacks"])
+    tally.counts["attempts lost"] += sum(
+        attempt["status"] == "lost" for step in record["steps"] for attempt in step["attempts"]
+    )
+    lines = await asyncio.to_thread(_mine, ledger, document["id"])
+    faults = judge(seed, document, record, lines)
+    tally.faults += [f"{document['id']}: {fault}" for fault in faults]
+    for fault in faults:
+        print(f"FAULT {document['id']}: {fault}", flush=True)
+
+
+def _mine(ledger: Path, task: str) -> list[str]:
+    lines = ledger.read_text().splitlines() if ledger.exists() else []
+    return [line for line in lines if line.split(" ")[1] == task]
+
+
+async def soak(seconds: float, seed: str, beside: int, state: Path) -> Tally:
+    """Run tasks for so long; what came of them."""
+    chance, tally = random.Random(seed), Tally()
+    settings = Settings.from_env({"PERDURE_STATE_DIR": str(state)})
+    async with embedded_server(settings) as server:
+        client = await connect(settings, address=server.address)
+        workers = Workers(server.address, state, seed)
+        until, number, said = time.monotonic() + seconds, 0, time.monotonic()
+        next_kill = time.monotonic() + 6
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while time.monotonic() < until:
+                while len(running) < beside:
+                    luck = random.Random(f"{seed} {number}")
+                    work = one(client, luck, seed, number, state / LEDGER, tally)
+                    running.add(asyncio.create_task(work))
+                    number += 1
+                done, running = await asyncio.wait(
+                    running, timeout=0.2, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                if time.monotonic() > next_kill:
+                    await asyncio.to_thread(workers.kill_and_start)
+                    tally.counts["kills"] += 1
+                    next_kill = time.monotonic() + chance.uniform(3, 8)
+                if time.monotonic() - said > 20:
+                    said = time.monotonic()
+                    print(f"  {tally.line()}", file=sys.stderr)
+            done, left = await asyncio.wait(running, timeout=PATIENCE_SECONDS)
+            for task in done:
+                task.result()
+            tally.faults += [f"{len(left)} tasks did not end"] if left else []
+            for task in left:
+                task.cancel()
+        finally:
+            workers.kill()
+    return tally
+
+
+async def main() -> bool:
+    """Run, judge, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--seed", default=str(random.randrange(2**32)))
+    parser.add_argument("--tasks", type=int, default=8, help="at a time")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="perdure-soak-", ignore_cleanup_errors=True) as folder:
+        tally = await soak(arguments.seconds, arguments.seed, arguments.tasks, Path(folder))
+        print(f"seed {arguments.seed}: {tally.line()}")
+    return not tally.faults
+
+
+if __name__ == "__main__":
+    sys.exit(0 if asyncio.run(main()) else 1)
