@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.results import Results
+from activities.results import Results, beating
 from perdure.core.summary import clip_summary
 from perdure.errors import PerdureError
 from perdure.event_log import pages
@@ -18,8 +16,6 @@ from perdure.history import TaskHistory
 from perdure.messages import FinishTask, RunRef, TrialSummary, WriteMissing
 from perdure.names import WRITE_MISSING, task_workflow_id
 from perdure.results import ResultsError, result_line
-
-BEAT_SECONDS = 2.0
 
 
 class MissingRecords:
@@ -37,7 +33,7 @@ class MissingRecords:
         A record that is there by now is left as it is. Returns the summaries of the trials whose
         record still cannot be written, with the reason as note.
         """
-        async with _beating():
+        async with beating():
             return await self._write_all(missing)
 
     async def _write_all(self, missing: WriteMissing) -> list[TrialSummary]:
@@ -83,19 +79,3 @@ class MissingRecords:
             return False
         files.append_line(result_line(record))
         return True
-
-
-@asynccontextmanager
-async def _beating() -> AsyncIterator[None]:
-    """Have the server notice soon if the worker is killed: a copy may take minutes."""
-
-    async def beat() -> None:
-        while True:
-            activity.heartbeat()
-            await asyncio.sleep(BEAT_SECONDS)
-
-    beats = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beats.cancel()

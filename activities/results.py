@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -62,6 +62,8 @@ SWAP_TRIES = 5
 LOOKS_AT_ONCE = 20
 """Questions to the server at a time."""
 
+BEAT_SECONDS = 2.0
+
 SUITE_SEEN_SECONDS = 0.25
 """So long the run of a suite is taken for the newest without another look. A task that ends in the
 moment of a hand-over is found by the suite's probe, a second later."""
@@ -94,7 +96,8 @@ class Results:
         summary = end.summary
         try:
             if not summary.withdrawn:  # nothing of it has run; an earlier run's record stays
-                await asyncio.to_thread(self.write_run, end)
+                async with beating():
+                    await asyncio.to_thread(self.write_run, end)
         except OSError as error:
             note = self.unwritten_note(end.run, end.results_dir, error)
             summary = clip_summary(replace(summary, note=note, unwritten=True))
@@ -291,6 +294,25 @@ class Results:
 
     def _base(self, results_dir: str | None) -> Path:
         return Path(results_dir) if results_dir else self._results
+
+
+@contextlib.asynccontextmanager
+async def beating() -> AsyncIterator[None]:
+    """Have the server notice soon if the worker is killed: a copy may take minutes."""
+    if activity.info().is_local:  # its worker has the workflow, too
+        yield
+        return
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beats.cancel()
 
 
 async def is_open(client: Client, workflow_id: str) -> bool:

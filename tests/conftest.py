@@ -35,7 +35,7 @@ for ignored, usual in (
         signal.signal(ignored, usual)
 
 # The servers of tests are small and short-lived: for them, memory is cheaper than its collection.
-os.environ.setdefault("GOGC", "400")
+os.environ.setdefault("GOGC", "200")
 
 PROGRAMS = {"compose": "docker-compose"}
 """Tools whose program has another name."""

@@ -35,7 +35,7 @@ async def until(
         answer = condition()
         if isinstance(answer, Awaitable):
             # It asks the server, which has other things to do for whoever is waited for.
-            answer, pause_seconds = await answer, min(1.5 * pause_seconds, 0.15)
+            answer, pause_seconds = await answer, min(1.5 * pause_seconds, 0.05)
         if answer:
             return
         assert time.monotonic() < deadline, f"never came: {what}"

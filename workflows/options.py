@@ -117,6 +117,7 @@ WRITE_ON_HOST = workflow.ActivityConfig(
     # must not keep the task open: the record is then written elsewhere, without the logs.
     schedule_to_start_timeout=timedelta(minutes=1),
     start_to_close_timeout=timedelta(minutes=10),  # a copy of large artifacts
+    heartbeat_timeout=timedelta(seconds=15),  # a worker that is killed is not waited for
     schedule_to_close_timeout=timedelta(minutes=30),
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),
     summary="write the record",

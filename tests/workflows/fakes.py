@@ -343,4 +343,7 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         ),
     ):
-        yield made
+        try:
+            yield made
+        finally:  # a step that heeds nothing would hold up the workers' end for ever
+            made.deaf, made.open = False, True

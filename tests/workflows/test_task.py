@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from perdure.messages import SUMMARY_LIMIT_BYTES, TaskOptions
-from perdure.names import steps_queue
+from perdure.names import FINISH_TASK, steps_queue
 from tests.waiting import until
 from tests.workflows.fakes import World, world
 
@@ -225,13 +227,23 @@ async def test_a_task_that_is_cancelled_before_anything_began_on_its_host_does_n
 
 async def test_a_host_that_went_with_its_task_does_not_keep_it_open(here: World) -> None:
     async with Worker(
-        here.client, task_queue=steps_queue(here.queue, here.host), activities=[here.run_step]
-    ):
+        here.client,
+        task_queue=steps_queue(here.queue, here.host),
+        activities=[here.run_step],
+        graceful_shutdown_timeout=timedelta(seconds=30),
+    ) as host:
         options = TaskOptions(multi_host=True, host_patience_seconds=0.3)
         handle = await here.start_task({"id": "a", "play": ["hold"]}, options=options)
         await until(lambda: here.running == 1)
+        # It takes nothing more by the time the step ends.
+        going = asyncio.create_task(host.shutdown())
+        await asyncio.sleep(0.5)
         here.open = True
-        await until(lambda: here.running == 0)
+        await going
     assert (await handle.result()).status == "succeeded"
     assert len(here.finished) == 1, "written by somebody else"
-    assert EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT in await event_types(handle)
+    asked = [
+        event.activity_task_scheduled_event_attributes.activity_type.name
+        for event in (await handle.fetch_history()).events
+    ]
+    assert asked.count(FINISH_TASK) == 1, "the host was asked before"
