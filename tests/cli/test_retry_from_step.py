@@ -79,7 +79,7 @@ def test_a_finished_task_runs_again_from_a_step_and_prints_its_record(
 def test_what_cannot_be_gone_on_with_is_refused_with_the_reason(perdure: CommandLine) -> None:
     broken(perdure)
     for arguments, told in (
-        (("s/t", "--from-step", "cc"), "s/t: task 't' has no step 'cc'; its steps are a, b, c"),
+        (("s/t", "--from-step", "cc"), "s/t: task 't' has no step 'cc'; did you mean 'c'?"),
         (("s/u", "--from-step", "c"), "the server knows no run s/u"),
         (("s", "--from-step", "c"), "'s' is a suite; name one of its runs: SUITE/TASK"),
         (("s/t",), "run it again from a step on with --from-step ID"),

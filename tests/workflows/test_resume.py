@@ -170,7 +170,7 @@ async def test_a_run_that_is_open_or_unknown_is_refused(here: World) -> None:
         await resumed_task(here.client, suite, "t", 1, "b")
     with pytest.raises(UnknownRun, match=f"knows no run {suite}/t/2"):
         await resumed_task(here.client, suite, "t", 2, "a")
-    first, second = (await resumed_task(here.client, suite, "t", 1, "a") for _ in range(2))
+    first, second = [await resumed_task(here.client, suite, "t", 1, "a") for _ in range(2)]
     here.open = False
     assert await begin_task(here.client, first.start, here.queue)
     assert await begin_task(here.client, second.start, here.queue) is None, "one at a time"
