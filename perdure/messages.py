@@ -350,6 +350,8 @@ class TrialSummary:
     """True: it had not begun, and its suite did not want it any more: it counts as not run."""
     unwritten: bool = False
     """True: its record is not among the files of results; the workflow's history has it."""
+    rollbacks: int = 0
+    """How often it took steps back and ran them again."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from typing import Any
 from activities.host import StepHost
 from activities.steps.streams import exit_words, failed_by_limit
 from perdure.core.context import NotJson, check_json
-from perdure.core.step_types import BUILT_IN_TYPES
+from perdure.core.step_types import BUILT_IN_TYPES, TRACEBACK_ENDS_WITH
 from perdure.messages import Json
 from perdure.steps import Context, ProcessResult, StepFailed, step
 
 RUNNER = Path(__file__).parent.parent / "python_runner.py"
 ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 TRACEBACK_LINES = 8
+MESSAGE_CHARS = 1000
 
 
 @step("python", keys=BUILT_IN_TYPES["python"].keys, on_loop=True)
@@ -30,8 +31,8 @@ async def run_python(document: dict[str, Any], context: Context, host: StepHost)
     its current one and on its path. Tuples come back as lists.
 
     Raises StepFailed:
-        the class name of the exception that the script raised; the message ends with the
-            last lines of its traceback.
+        the class name of the exception that the script raised; the message begins with its
+            first line, and ends with the last lines of its traceback.
         BadResult: what it returned is not JSON.
         ExitCode: the process ended without returning.
         Timeout, IdleTimeout: ended at the step's limit.
@@ -86,8 +87,10 @@ def _returned(path: Path, ended: ProcessResult) -> Json:
         return answer["value"]
     lines = str(answer.get("traceback", "")).splitlines()
     name, message = str(answer.get("type")), str(answer.get("message"))
-    text = "\n".join(lines[-TRACEBACK_LINES:]) or message
-    raise StepFailed(text, type=name)
+    first = message.strip().partition("\n")[0]
+    said = f"{name}: {first[:MESSAGE_CHARS]}" if first else name
+    ending = "\n".join(lines[-TRACEBACK_LINES:])
+    raise StepFailed(f"{said}{TRACEBACK_ENDS_WITH}{ending}" if ending else said, type=name)
 
 
 def _read(path: Path) -> dict[str, Json] | None:

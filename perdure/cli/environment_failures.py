@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from perdure import names
 from perdure.cli.console import printable
 from perdure.cli.failures import printable_line
 from perdure.core.run_leased import LOG_ENDS_WITH
+from perdure.core.step_types import TRACEBACK_ENDS_WITH
 from perdure.outcome import trials_of
 
 REASON_CHARACTERS = 1000
 SHOWN_TASKS = 5
 SHOWN_LINES = 8
 
+_LINES_BEGIN = re.compile(f"{re.escape(LOG_ENDS_WITH)}|{re.escape(TRACEBACK_ENDS_WITH)}")
+
 
 def reason_and_log(reason: str | None) -> tuple[str, list[str]]:
-    """A failure's reason, and the last lines of what failed, safe for a terminal."""
-    text, _, log = (reason or "").partition(LOG_ENDS_WITH)
-    return text, [printable_line(line) for line in log.splitlines()][-SHOWN_LINES:]
+    """A failure's reason, and the last lines of what failed, safe for a terminal.
+
+    These are of a log, or of a traceback.
+    """
+    text, *log = _LINES_BEGIN.split(reason or "", maxsplit=1)
+    lines = log[0].splitlines() if log else []
+    return text, [printable_line(line) for line in lines][-SHOWN_LINES:]
 
 
 def environment_lines(outcome: dict[str, Any]) -> list[str]:

@@ -15,6 +15,9 @@ from perdure.cli.console import emit, printable
 from perdure.cli.options import OptionError, ResultsOption, RunArgument, results_dir
 from perdure.errors import PerdureError
 
+TYPE_WIDTH = len("compensation.completed")
+"""Of the longest type of an event."""
+
 
 def events(
     run: RunArgument,
@@ -78,10 +81,11 @@ async def _print(events: AsyncIterator[dict[str, Any]], types: set[str], *, as_j
 
 def event_line(event: dict[str, Any]) -> str:
     """An event on one line: time, type, and its facts."""
+    from perdure.cli.environment_failures import reason_and_log
     from perdure.cli.rollbacks import event_words
     from perdure.cli.times import moment, span
 
-    words = [moment(event["at"]), f"{event['type']:<20}"]
+    words = []
     if "step" in event:
         attempt = f" (attempt {event['attempt']})" if event.get("attempt", 1) != 1 else ""
         words.append(f"{event['step']}{attempt}")
@@ -94,8 +98,13 @@ def event_line(event: dict[str, Any]) -> str:
     for instance in event.get("instances") or []:
         words.append(f"{instance['environment']} ({instance['project']})")
     words += event_words(event)
-    words += [str(event[key]) for key in ("error_type", "error", "reason") if event.get(key)]
-    return "  ".join(printable(word, 1000) for word in words).rstrip()
+    reasons = [reason_and_log(event.get(key))[0] for key in ("error", "reason")]
+    kind = str(event.get("error_type") or "")
+    if not reasons[0].startswith(f"{kind}:"):  # a script's failure begins with it
+        words.append(kind)
+    words += reasons
+    head = f"{moment(event['at'])}  {printable(event['type']):<{TYPE_WIDTH}}"
+    return "  ".join([head, *(printable(word, 1000) for word in words if word)]).rstrip()
 
 
 async def _events(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from perdure.cli.console import console_for, is_terminal, printable, say
 from perdure.cli.environment_failures import reason_and_log
 from perdure.cli.instances import Seen
+from perdure.cli.rollbacks import counted
 from perdure.cli.tables import kind_name
 from perdure.cli.times import clock, number, span, time_of_day
 from perdure.messages import SuiteProgress, TrialSummary
@@ -105,8 +106,9 @@ def ended_line(name: str, trial: TrialSummary, number: int, total: int) -> str:
         ended_at = trial.started_at + trial.duration_seconds
         line += f" ({time_of_day(trial.started_at)} to {time_of_day(ended_at)})"
     reason = reason_of(trial) if trial.status != "succeeded" else ""
-    notes = [reason, "(its record is not written yet)" if trial.unwritten else ""]
-    return "  ".join([line, *filter(None, notes)])
+    rollbacks = trial.rollbacks and f"after {counted(trial.rollbacks)}"
+    notes = [reason, rollbacks, "(its record is not written yet)" if trial.unwritten else ""]
+    return "  ".join([line, *(note for note in notes if note)])
 
 
 def reason_of(trial: TrialSummary, limit: int = 300) -> str:

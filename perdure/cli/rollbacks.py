@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from perdure.cli.console import printable
+from perdure.cli.environment_failures import reason_and_log
 from perdure.cli.times import span, time_of_day
 
 BY = {"declared": "its compensate", "type": "its type's own undo", "creates": "removing its files"}
@@ -26,13 +27,18 @@ def rolled_back_lines(name: str, rollbacks: Sequence[Mapping[str, Any]], known: 
     return [printable(f"{name}: rolled {back_to(told)}", 300) for told in rollbacks[known:]]
 
 
+def counted(rollbacks: int) -> str:
+    """`1 rollback`, `2 rollbacks`."""
+    return "1 rollback" if rollbacks == 1 else f"{rollbacks} rollbacks"
+
+
 def event_words(event: Mapping[str, Any]) -> list[str]:
     """What an event of a rollback says beside its step; empty for any other event."""
     kind = event["type"]
     if kind in ("rollback.started", "rollback.widened"):
-        failed = ", ".join(event.get("cause", [])) or "an environment that is replaced"
-        taken_back = ", ".join(event.get("steps", []))
-        return [back_to(event), f"for {failed}", f"takes back {taken_back}"]
+        failed = ", ".join(event.get("cause", []))
+        why = f"{failed} failed" if failed else "an environment is replaced"
+        return [why, back_to(event), f"takes back {', '.join(event.get('steps', []))}"]
     if kind == "rollback.completed":
         return [f"rolled {back_to(event)}", f"epoch {event.get('epoch')}"]
     if kind.startswith("compensation."):
@@ -65,10 +71,11 @@ def head_lines(record: Mapping[str, Any]) -> list[str]:
     rollbacks = record.get("rollbacks") or []
     lines = []
     if rollbacks:
-        count = "1 rollback" if len(rollbacks) == 1 else f"{len(rollbacks)} rollbacks"
-        lines.append(f"epoch    {record.get('attempt_epoch', 0)}, after {count}")
+        epoch = record.get("attempt_epoch", 0)
+        lines.append(f"epoch    {epoch}, after {counted(len(rollbacks))}")
     for failed in record.get("compensation_failures") or []:
-        what = f"{failed['step_id']}, attempt {failed['attempt']}: {failed['error']}"
+        error, _ = reason_and_log(failed["error"])
+        what = f"{failed['step_id']}, attempt {failed['attempt']}: {error}"
         lines.append(f"note     not undone: {printable(what, REASON_CHARACTERS)}")
     return lines
 
@@ -76,7 +83,7 @@ def head_lines(record: Mapping[str, Any]) -> list[str]:
 def rollback_lines(record: Mapping[str, Any]) -> Iterator[list[str]]:
     """Each rollback of a run, step by step, in the order in which it happened."""
     reasons = {
-        (step["id"], attempt["number"]): attempt["failure"]["message"]
+        (step["id"], attempt["number"]): reason_and_log(attempt["failure"]["message"])[0]
         for step in record["steps"]
         for attempt in step["attempts"]
         if attempt.get("failure")
@@ -114,7 +121,8 @@ def _undone(undo: Mapping[str, Any]) -> tuple[str, str]:
     if undo["ended_at"] is None:
         return "undoing", printable(what)
     if undo["failure"]:
-        return "not undone", printable(f"{what}: {undo['failure']['message']}", REASON_CHARACTERS)
+        why, _ = reason_and_log(undo["failure"]["message"])
+        return "not undone", printable(f"{what}: {why}", REASON_CHARACTERS)
     return "undone", f"{printable(what)} in {span(undo['ended_at'] - undo['started_at'])}"
 
 
@@ -129,7 +137,7 @@ def _end(rollback: Mapping[str, Any]) -> tuple[str, str]:
         return "under way", f"since {time_of_day(rollback['started_at'])}"
     took = span(rollback["ended_at"] - rollback["started_at"])
     if rollback["epoch"] is None:
-        why = printable(rollback["abandoned"], REASON_CHARACTERS)
-        return "given up", f"after {took}: {why}"
+        why, _ = reason_and_log(rollback["abandoned"])
+        return "given up", f"after {took}: {printable(why, REASON_CHARACTERS)}"
     to = dict.fromkeys(cause["retry_from_step_id"] for cause in rollback["causes"])
     return "again", f"from {printable(' and '.join(to))} after {took}, as epoch {rollback['epoch']}"

@@ -189,8 +189,9 @@ def show_run(record: dict[str, Any], files: Path | None) -> None:
             emit(line)
     for failed in failed_attempts(record, files):
         emit("")
-        emit(printable(f"{failed.step}, attempt {failed.attempt}: {failed.message}", 1000))
-        for line in failed.lines:
+        reason, log = reason_and_log(failed.message)
+        emit(printable(f"{failed.step}, attempt {failed.attempt}: {reason}", 1000))
+        for line in failed.lines or log:
             emit(f"  | {line}")
     if artifacts := record.get("artifacts"):
         emit("")

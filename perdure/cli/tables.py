@@ -155,7 +155,7 @@ def steps_table(record: dict[str, Any]) -> Table:
             state(step["status"]),
             attempts_text(step["attempts"]),
             span(_so_far(step)) if step["attempts"] else "",
-            printable(last_failure(step["attempts"]), REASON_CHARACTERS),
+            printable(reason_and_log(last_failure(step["attempts"]))[0], REASON_CHARACTERS),
         )
     return made
 

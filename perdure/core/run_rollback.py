@@ -130,12 +130,16 @@ class RollbackRun(SpanRun):
         each with where it went back `to`, and which `retry` that was `of` how many.
         """
         current = self._rollbacks.current
-        done = [rollback for rollback in self._rollbacks.ended if rollback.epoch is not None]
         return {
             **super().progress(),
             "rolling_back": current.span if current else [],
-            "rollbacks": [{"number": known.number, **known.told()} for known in done],
+            "rollbacks": [{"number": known.number, **known.told()} for known in self.rolled_back],
         }
+
+    @property
+    def rolled_back(self) -> list[Rollback]:
+        """The rollbacks that were brought to their end."""
+        return [rollback for rollback in self._rollbacks.ended if rollback.epoch is not None]
 
     # --- For the rules ----------------------------------------------------------------------
 

@@ -35,11 +35,13 @@ def used_environments(task: Task, step: Step) -> tuple[str, ...]:
 
 def spans(task: Task) -> list[Span]:
     """The effective span of each `retry_config` of a task, in step order."""
-    graph, everything = Graph.of(task.steps), {step.id for step in task.steps}
+    graph = Graph.of(task.steps)
     found = []
     for step in task.steps:
         if config := step.retry_config:
-            steps, environments = reach(task, graph, [config], everything)
+            # Whoever depends on the step does not start before it has succeeded.
+            may_have_started = {*graph.ids}.difference(graph.span(step.id)) | {step.id}
+            steps, environments = reach(task, graph, [config], may_have_started)
             found.append(
                 Span(
                     step_id=step.id,

@@ -63,6 +63,9 @@ _PROCESS = frozenset({"command", "cwd", "stdin", "ok_exit_codes", "json"})
 _SCRIPT = frozenset({"file", "file_name", "code", "entrypoint", "args", "result_id"})
 """`file_name` is written by perdure when it embeds `file` as `code`; tracebacks show it."""
 
+TRACEBACK_ENDS_WITH = "\nits traceback ends with:\n"
+"""In the message of a script's failure: between what was raised and the lines that led there."""
+
 BUILT_IN_TYPES: dict[str, TypeKeys] = {
     "command": TypeKeys(_PROCESS | {"mcp"}, required=frozenset({"command"})),
     "python": TypeKeys(_SCRIPT, alternatives=(frozenset({"file"}), frozenset({"code"}))),

@@ -30,6 +30,7 @@ def summarise(run: TaskRun) -> TrialSummary:
         usage=run.usage,
         note=run.note,
         withdrawn=run.withdrawn,
+        rollbacks=len(run.rolled_back),
     )
     return clip_summary(summary)
 

@@ -49,6 +49,7 @@ def helper():
     assert failed.type == "Odd"
     assert 'File "checks/score.py", line 4, in run\n    helper()' in str(failed)
     assert 'File "checks/score.py", line 7, in helper' in str(failed)
+    assert str(failed).startswith("Odd: no luck\nits traceback ends with:\n")
     assert str(failed).endswith("Odd: no luck")
     assert "python_runner" not in str(failed)
     assert "Odd: no luck" in (kit.folder / "s.1" / "stderr.log").read_text()

@@ -166,7 +166,10 @@ def test_elsewhere_each_ended_trial_is_one_line_and_the_picture_none(
 def test_a_line_tells_from_when_to_when_a_trial_ran() -> None:
     trial = TrialSummary("t", 1, "r", "succeeded", started_at=1e9, duration_seconds=75.0)
     begun, ended = time_of_day(1e9), time_of_day(1e9 + 75)
-    assert ended_line("t", trial, 1, 1) == f"[1/1] succeeded t  1:15 ({begun} to {ended})"
+    line = f"[1/1] succeeded t  1:15 ({begun} to {ended})"
+    assert ended_line("t", trial, 1, 1) == line
+    again = replace(trial, rollbacks=2)
+    assert ended_line("t", again, 1, 1) == f"{line}  after 2 rollbacks"
 
 
 def test_that_a_suite_was_cancelled_is_not_told_with_each_of_its_trials() -> None:

@@ -106,7 +106,7 @@ def test_the_events_of_a_rollback_name_it_and_what_it_takes_back() -> None:
     good.undo()
     good.go()
 
-    begin = "back to b (retry 1 of 2) for c takes back b, c"
+    begin = "c failed back to b (retry 1 of 2) takes back b, c"
     assert lines_of(driver, "rollback.started") == [begin]
     assert lines_of(good, "rollback.completed") == ["rolled back to b (retry 1 of 2) epoch 1"]
     assert lines_of(driver, "compensation.completed") == ["c by its compensate"]

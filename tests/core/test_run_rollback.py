@@ -43,6 +43,8 @@ def test_a_failed_step_takes_its_span_back_and_runs_it_again_under_the_next_epoc
     driver.end("c")
     assert run.status == "succeeded"
     assert [s["step_id"] for s in run.record()["completed_steps"]] == ["a", "b", "c"]
+    run.close(driver.now)
+    assert summarise(run).rollbacks == 1
 
 
 def test_the_record_and_the_events_tell_the_rollback() -> None:

@@ -47,6 +47,19 @@ def test_a_reset_environment_widens_the_span_to_all_its_users_and_their_dependen
     assert [(s.steps, s.environments) for s in found] == [(("a", "after", "b", "c"), ("shop",))]
 
 
+def test_who_waits_for_the_step_has_nothing_to_be_undone_when_it_fails() -> None:
+    found = spans(
+        task(
+            {"id": "a", "uses": ["shop"]},
+            {"id": "b", "uses": [], "retry_config": {"retry_from_step_id": "a"}},
+            {"id": "after", "uses": ["mail"]},
+            {"id": "aside", "uses": ["mail"], "depends_on": []},
+            environments=["shop", "mail"],
+        )
+    )
+    assert [(s.steps, s.environments) for s in found] == [(("a", "b"), ("shop",))]
+
+
 def test_widening_goes_on_while_new_steps_bring_new_environments() -> None:
     found = spans(
         task(
