@@ -53,8 +53,13 @@ class Carrying:
 
     def carry(self, asked: CarryWork, earlier: RunPlace, place: RunPlace) -> CarriedWork:
         """As the activity, in any thread."""
-        if not earlier.root.is_dir() and asked.hosts and self._host not in asked.hosts:
-            return self._missing(f"they are on {' and '.join(asked.hosts)}")
+        if asked.hosts and not earlier.root.is_dir():
+            if self._host not in asked.hosts:
+                return self._missing(f"they are on {' and '.join(asked.hosts)}")
+            # Whoever ran a step here left its outcome here, if nothing else.
+            return self._missing(
+                f"they are gone from {self._host}; go on from the step that makes them"
+            )
         try:
             if not place.work.exists():  # it is the last to come: an earlier try has been here
                 self._copy(earlier.steps, place.steps)

@@ -70,8 +70,17 @@ async def test_files_on_another_host_are_not_there(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_wrote_nothing_leaves_nothing_to_copy(tmp_path: Path) -> None:
+    end, _ = await carry(tmp_path, hosts=[])
+    assert end == CarriedWork(found=True, host="here", files=0), "it started no step"
+    written(RunPlace.of(tmp_path, OLD).root, "outcomes.jsonl")
     end, _ = await carry(tmp_path)
     assert end == CarriedWork(found=True, host="here", files=0)
+
+
+async def test_files_that_were_removed_since_are_missed(tmp_path: Path) -> None:
+    end, _ = await carry(tmp_path)
+    assert not end.found
+    assert end.reason.startswith("they are gone from here; go on from the step ")
 
 
 async def test_a_try_that_was_lost_leaves_no_half_of_a_copy(tmp_path: Path) -> None:
