@@ -44,6 +44,12 @@ QUEUE, SUITE = "soak", "soak"
 PATIENCE_SECONDS = 300.0
 """For the tasks that are left when no worker is killed any more."""
 
+STATUSES = ("succeeded", "failed", "cancelled")
+COUNTED = (
+    *("kills", "attempts", "attempts lost", "outcomes adopted"),
+    *("rollbacks", "compensations", "tries of compensations"),
+)
+
 Handle = WorkflowHandle[Any, TrialSummary]
 
 
@@ -85,10 +91,23 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
+    def count(self, record: dict[str, Any], ledger: list[str]) -> None:
+        """Take in a task that has ended."""
+        attempts = [attempt for step in record["steps"] for attempt in step["attempts"]]
+        self.counts[record["status"]] += 1
+        self.counts["attempts"] += len(attempts)
+        self.counts["attempts lost"] += sum(known["status"] == "lost" for known in attempts)
+        self.counts["outcomes adopted"] += sum(known["adopted"] for known in attempts)
+        self.counts["rollbacks"] += len(record["rollbacks"])
+        self.counts["compensations"] += sum(len(r["compensations"]) for r in record["rollbacks"])
+        self.counts["tries of compensations"] += sum(x.startswith("undo ") for x in ledger)
+
     def line(self) -> str:
         """For people."""
-        told = ", ".join(f"{number} {what}" for what, number in sorted(self.counts.items()))
-        return f"{told}; {len(self.faults)} faults"
+        runs = sum(self.counts[status] for status in STATUSES)
+        ends = ", ".join(f"{self.counts[status]} {status}" for status in STATUSES)
+        told = ", ".join(f"{self.counts[what]} {what}" for what in COUNTED)
+        return f"{runs} runs judged ({ends}), {told}; {len(self.faults)} faults"
 
 
 # --- Judging ----------------------------------------------------------------------------------
@@ -156,31 +175,55 @@ def _out_of_order(
 
 def _context(seed: str, document: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """Against the attempts that count, one after another."""
-    task = document["id"]
+    task, context = document["id"], record["context"]
     by_id = {step["id"]: step for step in document["steps"]}
-    attempts = {step["id"]: step["attempts"][-1]["number"] for step in record["steps"]}
+    attempts = {step["id"]: step["attempts"] for step in record["steps"]}
     ended = [known["step_id"] for known in record["completed_steps"]]
     if sorted(ended) != sorted(by_id):
         return [f"it succeeded with {len(ended)} of {len(by_id)} steps"]
-    good = {name for name in ended if not fails(seed, task, by_id[name], attempts[name])}
-    wrote = [n for n in ended if n in good or writes(seed, task, n, attempts[n])]
-    tokens = [token(name, attempts[name]) for name in wrote]
-    context = record["context"]
+    shared = context["metadata"].get("shared", {})
+    good, wrote = set[str](), dict[str, str]()
+    for name in ended:
+        may_count = {}
+        for number in _candidates(attempts[name]):
+            failed = fails(seed, task, by_id[name], number)
+            silent = failed and not writes(seed, task, name, number)
+            may_count[None if silent else token(name, number)] = not failed
+        (told,) = shared.get(name, [None])
+        if told not in may_count:
+            return [f"{name} has written {told}, not one of {sorted(may_count, key=str)}"]
+        if may_count[told]:
+            good.add(name)
+        if told:
+            wrote[name] = told
+    tokens = list(wrote.values())
     seen = {
         "results": {n: r["token"] for n, r in context["results"].items() if n in good},
         "texts": context["prompt_responses"],
         "sandboxes": [item["sandbox_id"] for item in context["deployed_sandboxes"]],
-        "shared": context["metadata"].get("shared", {}),
+        "shared": shared,
         "last": context["metadata"].get("last"),
     }
     expected = {
-        "results": {name: token(name, attempts[name]) for name in good},
+        "results": {name: wrote[name] for name in good},
         "texts": tokens,
         "sandboxes": tokens,
-        "shared": {name: [token(name, attempts[name])] for name in wrote},
+        "shared": {name: [written] for name, written in wrote.items()},
         "last": tokens[-1] if tokens else None,
     }
     return [f"{k} is {seen[k]}, not {expected[k]}" for k in seen if seen[k] != expected[k]]
+
+
+def _candidates(attempts: list[dict[str, Any]]) -> list[int]:
+    """The attempts of which one is that whose work counts: the last, or one that was lost right
+    before it, if the last has found that one's outcome."""
+    *before, last = attempts
+    if not last["adopted"]:
+        return [last["number"]]
+    lost = itertools.takewhile(
+        lambda known: known["status"] in ("lost", "interrupted"), before[::-1]
+    )
+    return [known["number"] for known in lost]
 
 
 # --- Running ----------------------------------------------------------------------------------
@@ -229,13 +272,8 @@ async def one(
     with contextlib.suppress(WorkflowFailureError):
         await ending
     record = await record_of(client, workflow_id)
-    tally.counts[record["status"]] += 1
-    tally.counts["rollbacks"] += len(record["rollbacks"])
-    tally.counts["compensations"] += sum(len(r["compensations"]) for r in record["rollbacks"])
-    tally.counts["attempts lost"] += sum(
-        attempt["status"] == "lost" for step in record["steps"] for attempt in step["attempts"]
-    )
     lines = await asyncio.to_thread(_mine, ledger, document["id"])
+    tally.count(record, lines)
     faults = judge(seed, document, record, lines)
     tally.faults += [f"{document['id']}: {fault}" for fault in faults]
     for fault in faults:
