@@ -194,15 +194,15 @@ class Attempt:
 
         Raises StepFailed if what it wrote cannot be kept: not JSON, or a reserved key.
         """
-        return await self._apart(self._outcome, "succeeded", result, None)
+        return await self.apart(self._outcome, "succeeded", result, None)
 
     async def failed(self, failure: StepFailure, result: Json = None) -> StepOutcome:
         """The outcome of an attempt that failed, with what it had written by then."""
-        return await self._apart(self._salvaged, "failed", result, failure)
+        return await self.apart(self._salvaged, "failed", result, failure)
 
     async def cancelled(self) -> StepOutcome:
         """The outcome of an attempt that was cancelled, with what it had written by then."""
-        return await self._apart(self._salvaged, "cancelled", None, None)
+        return await self.apart(self._salvaged, "cancelled", None, None)
 
     async def judged(self, outcome: StepOutcome) -> StepOutcome:
         """The same outcome; of a failure it says which of the task's instances are dead."""
@@ -216,9 +216,9 @@ class Attempt:
     async def write(self, outcome: StepOutcome) -> None:
         """Put the outcome on disk, then remove what may hold secrets; in this order, since the
         next attempt needs those files if the worker dies in between."""
-        await self._apart(self._write, outcome)
+        await self.apart(self._write, outcome)
 
-    async def _apart(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def apart(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do what may take long on another thread; the beats of all steps share this one.
 
         With a small context and no process behind it, the change of threads would cost more

@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.backend import Backends
 from activities.contexts import Contexts, ContextUnavailable, StaleAttempt
+from activities.later import Later
 from activities.places import RunPlace, UnsafeName
 from activities.secrets import WorkerEnvironment
 from activities.step import BEAT_SECONDS, told
@@ -74,7 +75,7 @@ class Compensations:
             raise ApplicationError(str(error), type=BAD_INPUT, non_retryable=True) from None
         with _beating(undoing.step.heartbeat_timeout_seconds):
             await self._come_after(undoing)
-            if done := await asyncio.to_thread(undoing.earlier):
+            if done := await undoing.apart(undoing.earlier):
                 return done
             if tries > 1:
                 await asyncio.to_thread(undoing.sweep)
@@ -105,7 +106,7 @@ class Compensations:
                 removed = await asyncio.to_thread(undoing.remove)
             elif not undoing.is_void:
                 await self._run(undoing)
-            return await asyncio.to_thread(undoing.keep, removed)
+            return await undoing.apart(undoing.keep, removed)
         except (asyncio.CancelledError, StillRunning) as stopped:
             failure = _stopped(undoing, stopped)
         except (SupervisorLost, ContextUnavailable):
@@ -117,8 +118,8 @@ class Compensations:
         except Exception as error:
             failure = told(error)
         finally:
-            await asyncio.to_thread(undoing.forget)
-        failure = await asyncio.to_thread(undoing.judge, failure)
+            await undoing.apart(undoing.forget)
+        failure = await undoing.apart(undoing.judge, failure)
         raise ApplicationError(
             failure.message, failure, type=failure.type, non_retryable=not failure.retryable
         )
@@ -127,7 +128,7 @@ class Compensations:
         stored = await self._contexts.of(undoing.task)
         undoing.prepare(stored, self._environment, self._supervisor)
         work = asyncio.ensure_future(self._call(undoing))
-        limit = asyncio.create_task(undoing.limit(work))
+        limit = Later(undoing.shortest_limit, lambda: undoing.limit(work))
         try:
             await work
         finally:
@@ -174,12 +175,14 @@ def _stopped(undoing: Undoing, stopped: asyncio.CancelledError | StillRunning) -
 
 @contextlib.contextmanager
 def _beating(heartbeat_timeout_seconds: float) -> Iterator[None]:
+    seconds = min(BEAT_SECONDS, heartbeat_timeout_seconds / 3)
+
     async def beat() -> None:
         while True:
             activity.heartbeat()
-            await asyncio.sleep(min(BEAT_SECONDS, heartbeat_timeout_seconds / 3))
+            await asyncio.sleep(seconds)
 
-    beating = asyncio.create_task(beat())
+    beating = Later(seconds, beat)
     try:
         yield
     finally:

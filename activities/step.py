@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from activities.adoption import Earlier
 from activities.attempt import Attempt
 from activities.backend import Backends
 from activities.contexts import Contexts, ContextUnavailable, StaleAttempt
+from activities.later import Later
 from activities.places import RunPlace, UnsafeName
 from activities.ports import FreePorts
 from activities.results import is_open
@@ -115,7 +116,7 @@ class Steps:
             stored = await self._contexts.of(task)
             attempt.prepare(stored, self._environment, self._supervisor, self._free_ports)
             work = asyncio.ensure_future(self._call(attempt))
-            limit = _Later(attempt.shortest_limit, lambda: attempt.limit(work))
+            limit = Later(attempt.shortest_limit, lambda: attempt.limit(work))
             try:
                 result = await work
             finally:
@@ -201,7 +202,7 @@ class Steps:
     @contextlib.contextmanager
     def _beating(self, attempt: Attempt) -> Iterator[None]:
         seconds = self._beat_seconds(attempt)
-        beating = _Later(seconds, lambda: self._beat(attempt))
+        beating = Later(seconds, lambda: self._beat(attempt))
         try:
             yield
         finally:
@@ -228,26 +229,6 @@ class Steps:
         with contextlib.suppress(RPCError):  # the server is away; the next look tells
             if suite and not await is_open(self._client, suite):
                 await self._client.get_workflow_handle(task.run.workflow_id).cancel()
-
-
-class _Later:
-    """A task that begins after a while; most steps end before, and then it costs next to nothing.
-
-    It runs with the variables of the activity that made it.
-    """
-
-    def __init__(self, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._work = work
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
-
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._work())
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-        if self._task:
-            self._task.cancel()
 
 
 def told(error: Exception) -> StepFailure:

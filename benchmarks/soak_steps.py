@@ -35,7 +35,7 @@ def token(step_id: str, attempt: int) -> str:
 def fails(seed: str, task: str, step: dict[str, Any], attempt: int) -> bool:
     """Whether the attempt is one that fails."""
     draw = random.Random(f"{seed} {task} {step['id']} {attempt}")
-    return draw.random() < step["failure"]
+    return draw.random() < float(step["failure"])
 
 
 def writes(seed: str, task: str, step_id: str, attempt: int) -> bool:
