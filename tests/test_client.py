@@ -117,6 +117,8 @@ async def test_callbacks_hear_of_every_start_and_every_success_with_the_context(
 async def test_a_callback_that_fails_or_writes_changes_nothing(
     perdure: Perdure, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """TD10."""
+
     def spoil(index: int, total: int, step: dict[str, Any], context: dict[str, Any]) -> None:
         context["results"]["s0"] = "spoilt"
         step["id"] = "spoilt"

@@ -117,6 +117,7 @@ async def test_a_line_that_the_disk_cuts_off_is_taken_back(
 async def test_missing_records_are_written_from_the_history_once_there_is_room(
     temporal: WorkflowEnvironment, tmp_path: Path, small_disk: Path, ballast: Ballast
 ) -> None:
+    """T52, TD14."""
     results = small_disk / "results"
     ballast.fill()
     async with bench(temporal.client, tmp_path) as here:

@@ -219,6 +219,7 @@ def held(word: str) -> dict[str, Any]:
 
 
 async def test_a_rollback_goes_on_wherever_its_worker_is_killed(mortal: Mortal) -> None:
+    """TD5."""
     here = mortal.bench
     quick = {"heartbeat_timeout": 1}
     stubborn = (

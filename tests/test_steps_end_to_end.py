@@ -331,6 +331,7 @@ async def test_c17_a_blocking_custom_step_starves_nobodys_heartbeat(here: Bench)
 async def test_a_process_over_a_limit_is_ended_and_the_failure_says_which(
     here: Bench, limits: dict[str, float], type: str
 ) -> None:
+    """TD12."""
     mark = f"mark-{uuid.uuid4().hex}"
     record = await here.run(
         {"id": "a", "type": "command", "command": ["sh", "-c", f": {mark}; sleep 60"], **limits}
@@ -346,6 +347,7 @@ async def slow(step: dict[str, Any], context: Any, host: Any) -> None:
 
 
 async def test_an_in_process_step_over_its_limit_is_ended_too(here: Bench) -> None:
+    """TD12."""
     record = await here.run({"id": "a", "type": "kit-slow", "timeout": 0.3})
     assert (record["failure"]["type"], record["failure"]["kind"]) == ("Timeout", "timeout")
 

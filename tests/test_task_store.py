@@ -69,6 +69,7 @@ def store(tmp_path: Path) -> TaskStore:
 
 
 def test_put_gives_the_next_version_and_get_the_latest_or_the_asked_one(store: TaskStore) -> None:
+    """T56."""
     for command in ("one", "two", "two"):
         store.put({"id": "a", "steps": [command]})
     store.put({"id": "b", "steps": ["other"]})
@@ -128,6 +129,7 @@ def test_one_document_of_several_that_cannot_be_stored_keeps_all_of_them_out(
 
 
 def test_what_fits_is_found_by_pattern_type_project_and_metadata(store: TaskStore) -> None:
+    """T56."""
     store.put(
         document("shop-a", metadata={"type": "benign", "n": 1}, project_id="p"),
         document("shop-b", metadata={"type": "direct", "n": 1}),

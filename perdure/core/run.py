@@ -206,9 +206,10 @@ class TaskRun(ResumableRun):
     def cancel(self, reason: str, now: float) -> None:
         """Start nothing more; what runs is cancelled by the workflow and reports back (T24).
 
-        With its suite, a run that only waits for its lease is withdrawn.
+        With its suite, a run that only waits for its lease is withdrawn. A run that is over stays
+        what it is (T50).
         """
-        if self.cancelled is None:
+        if self.cancelled is None and not self.over:
             told, only_waits = _SERVERS_WORDS.sub("", reason), self._only_waits
             self.cancelled = told or "cancelled"
             self.withdrawn |= told == SUITE_CANCELLED and only_waits

@@ -24,11 +24,11 @@ def instance_id(run: RunRef) -> str:
 def record_of(
     run: RunState,
     steps: Mapping[str, StepRecord],
-    completed: Sequence[str],
+    ended: Sequence[str],
     lease: RunLease | None,
     rollbacks: Rollbacks,
 ) -> dict[str, Any]:
-    """Everything about a run: `steps` by id, and the ids of those `completed`, in that order."""
+    """Everything about a run: `steps` by id, and the ids of those that `ended`, in that order."""
     return {
         **asdict(run.run),
         "instance_id": instance_id(run.run),
@@ -38,7 +38,7 @@ def record_of(
         "status": run.status,
         "failure": asdict(run.failure) if run.failure else None,
         "cancelled": run.cancelled,
-        "current_step": run.completed,
+        "current_step": len(ended),
         "total_steps": len(run.task.steps),
         "start_step": run.start_step,
         "end_step": run.end_step,
@@ -50,7 +50,7 @@ def record_of(
         "duration": run.duration_seconds,
         "completed_steps": [
             {"step_id": s, "status": "failure" if steps[s].status == "failed" else "success"}
-            for s in completed
+            for s in ended
         ],
         "step_attempt_failures": [
             {

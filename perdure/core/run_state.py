@@ -210,6 +210,15 @@ class RunState:
         return len(self._completed)
 
     @property
+    def ended(self) -> list[str]:
+        """The steps that came to an end, in that order: completed ones, and of a run that failed
+        those whose failures nothing answered (T49, TD17)."""
+        if self.failure is None:
+            return self._completed
+        fatal = (e.step_id for e in self._context.entries if e.status == "failed")
+        return list(dict.fromkeys([*self._completed, *fatal]))
+
+    @property
     def attempts(self) -> int:
         """Attempts made so far, over all steps."""
         return sum(len(r.attempts) for r in self._steps.values())
@@ -252,7 +261,7 @@ class RunState:
 
     def record(self) -> dict[str, Any]:
         """Everything about the run, as `show --json` prints it (T48)."""
-        return record_of(self, self._steps, self._completed, self._lease, self._rollbacks)
+        return record_of(self, self._steps, self.ended, self._lease, self._rollbacks)
 
     # --- Over a continue-as-new -------------------------------------------------------------
 

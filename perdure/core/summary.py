@@ -23,7 +23,7 @@ def summarise(run: TaskRun) -> TrialSummary:
         failure_step=failure.step if failure else None,
         failure_reason=failure.message if failure else run.cancelled,
         steps_total=len(run.task.steps),
-        steps_done=run.completed,
+        steps_done=len(run.ended),
         attempts=run.attempts,
         started_at=run.started_at,
         duration_seconds=run.duration_seconds or 0.0,

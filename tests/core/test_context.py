@@ -48,6 +48,7 @@ def test_a_diff_works_between_any_two_json_values(before: Any, after: Any) -> No
 
 @given(SMALL_LISTS, SMALL_LISTS)
 def test_lists_with_equal_items_come_back_exactly(before: Any, after: Any) -> None:
+    """TD7."""
     ops = diff({"l": before}, {"l": after})
     assert same(apply({"l": before}, ops), {"l": after})
 
@@ -121,6 +122,7 @@ def test_two_branches_that_add_to_one_list_both_keep_their_items() -> None:
 
 
 def test_removing_from_a_list_is_recorded() -> None:
+    """TD8."""
     before, after = {"deployed_envs": [{"id": 1}, {"id": 2}]}, {"deployed_envs": [{"id": 2}]}
     assert diff(before, after) == [
         {"op": "edit", "path": ["deployed_envs"], "remove": [{"id": 1}], "append": []}
@@ -134,6 +136,7 @@ def test_a_reordered_list_is_set_as_a_whole() -> None:
 
 
 def test_new_empty_lists_and_objects_are_recorded() -> None:
+    """TD9."""
     after = {"metadata": {"list": [], "object": {}, "null": None}}
     assert same(apply({}, diff({}, after)), after)
     assert same(apply({"metadata": {}}, diff({"metadata": {}}, after)), after)
@@ -271,6 +274,7 @@ def test_shared_values_that_expand_without_bound_are_refused() -> None:
 
 
 def test_a_new_context_has_every_field_and_those_of_a_step_s_view() -> None:
+    """T54."""
     from perdure.steps import Context
 
     context = new_context(metadata={"seed": {}}, agent_model="m", instance_id="i")

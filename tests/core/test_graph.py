@@ -52,6 +52,7 @@ def test_ancestors_are_all_that_a_step_waits_for(steps: list[Step]) -> None:
 def test_a_span_is_the_step_and_all_that_depend_on_it_in_step_order(
     steps: list[Step], data: st.DataObject
 ) -> None:
+    """T26."""
     first = data.draw(st.sampled_from(steps))
     span = [s.id for s in steps if s is first or first.id in naive_ancestors(steps, s)]
     assert Graph.of(steps).span(first.id) == span

@@ -42,6 +42,7 @@ def test_the_context_is_what_the_last_step_left(history: list[Any]) -> None:
 def test_replay_without_steps_is_a_world_in_which_they_never_ran(
     writes: list[tuple[str, Any]], without: set[str]
 ) -> None:
+    """T29."""
     full, spared = Journal(new_context()), Journal(new_context())
     for step_id, value in writes:
         for journal in (full, spared):
@@ -91,6 +92,7 @@ def test_a_journal_goes_through_json_with_its_versions(history: list[Any], ids: 
 
 
 def test_a_step_recorded_again_moves_to_the_end() -> None:
+    """T43, T44."""
     seed = new_context()
     journal = Journal(seed)
     for step_id, text in (("a", "first"), ("b", "b"), ("a", "second")):
@@ -110,6 +112,7 @@ def reset_mark(number: int) -> dict[str, Any]:
 
 
 def test_the_scheduler_s_marks_come_right_after_the_seed_and_are_never_taken_back() -> None:
+    """T44."""
     step = {"op": "set", "path": ["metadata", "m"], "value": "step"}
     mark = {"op": "set", "path": ["metadata", "m"], "value": "mark"}
     journal = Journal(new_context())
@@ -169,6 +172,7 @@ def test_a_context_handed_out_is_not_changed_by_later_records() -> None:
 
 
 def test_the_seed_cannot_be_recorded_and_its_id_is_reserved() -> None:
+    """T44."""
     with pytest.raises(ValueError, match="start context"):
         Journal({}).record(Entry(SEED, 1, 0, "succeeded"))
     assert {SEED, SCHEDULER} == RESERVED_IDS

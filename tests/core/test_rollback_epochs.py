@@ -164,3 +164,50 @@ def test_the_task_s_clock_goes_on_while_it_undoes_and_others_wait_for_slots() ->
     assert run.deadline == 100
     driver.undo()
     assert run.deadline == 100
+
+
+def test_t34_the_context_the_marks_and_the_epoch_change_at_once() -> None:
+    driver = chain()
+    driver.fail("c")
+    seen = []
+
+    def look() -> None:
+        record = driver.run.record()
+        marks = record["context"]["metadata"]
+        seen.append(
+            (
+                record["attempt_epoch"],
+                list(record["context"]["results"]),
+                len(record["retry_resets"]),
+                [entry.get("retried", False) for entry in marks["failed_steps"]],
+            )
+        )
+
+    look()
+    while compensation := driver.run.take_compensation(driver.now):
+        look()
+        driver.run.compensated(compensation, None, driver.now)
+        look()
+    driver.go()
+    look()
+
+    assert seen == [*[(0, ["a", "b"], 0, [False])] * 5, (1, ["a"], 1, [True])]
+
+
+def test_t45_a_run_that_an_older_version_began_is_rolled_back_as_any_other() -> None:
+    driver = chain()
+    driver.flying.clear()
+    state = driver.run.state()
+    del state["rollbacks"]
+    state["steps"].pop("c")  # it may hand over only while nothing runs
+    for known in state["steps"].values():
+        del known["rollbacks"], known["since"], known["waited"]
+    document, driver.run = driver.run.task, start(driver.run.task)
+    driver.run.restore(state)
+    assert driver.run.task is document
+    assert driver.go() == ["c"]
+    driver.fail("c")
+
+    assert driver.undo() == ["c#0.1 declared", "b#0.1 declared"]
+    assert driver.go() == ["b"]
+    assert driver.run.context["results"] == {"a": 1}

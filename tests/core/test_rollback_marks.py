@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perdure.core.context import diff
 from perdure.messages import StepOutcome
 from tests.core.rollback_kit import (
     back_to,
@@ -120,3 +121,30 @@ def test_t33_deployments_are_told_by_their_own_fields_and_compared_by_value() ->
         "deployed_agents": [{"sandbox_id": "g", "sandbox_type": "pod"}],
         "deployed_sandboxes": [{"sandbox_id": "s", "sandbox_type": None}],
     }
+
+
+def test_what_a_survivor_wrote_is_there_again_exactly() -> None:
+    """TD7, TD8, TD9: what it added twice, what it took from a list, what it left empty."""
+    seed = {"kept": 1, "gone": 2}
+    driver = drive(step("a"), step("b", "a"), step("c", "b", **back_to("c")), metadata=seed)
+    driver.go()
+    driver.end("a", StepOutcome("succeeded", deployed("one") + deployed("two")))
+    driver.go()
+    before = driver.run.context
+    metadata = {name: value for name, value in before["metadata"].items() if name != "gone"}
+    after = {
+        **before,
+        "deployed_sandboxes": before["deployed_sandboxes"][1:],
+        "prompt_responses": ["same", "same"],
+        "metadata": {**metadata, "empty": {}, "none": [], "null": None},
+    }
+    driver.end("b", StepOutcome("succeeded", diff(before, after)))
+    driver.go()
+    assert driver.run.context == after
+    driver.fail("c")
+    driver.go()
+
+    marks = ("failed_steps", "retry_resets")
+    context = driver.run.context
+    kept = {name: value for name, value in context["metadata"].items() if name not in marks}
+    assert {**context, "metadata": kept} == after

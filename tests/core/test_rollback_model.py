@@ -31,6 +31,7 @@ def live(size: int, luck: int, chances: Chances) -> World:
 def test_after_failures_and_losses_the_context_is_that_of_the_attempts_that_count(
     size: int, luck: int, failure: float, loss: float, carry_over: float
 ) -> None:
+    """T29."""
     chances = Chances(failure=failure, loss=loss, fatal=0.0, limited=loss, carry_over=carry_over)
     live(size, luck, chances)
 

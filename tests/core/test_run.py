@@ -98,6 +98,7 @@ def test_a_chain_of_five_thousand_steps_needs_no_recursion() -> None:
 
 
 def test_a_fatal_failure_starts_nothing_more_and_lets_running_steps_finish() -> None:
+    """T22."""
     run = start(task({"id": "a", "depends_on": []}, {"id": "b", "depends_on": []}, {"id": "c"}))
     a, b = run.take_ready(0)
     run.finish(a, failed("broken"), 1)
@@ -112,6 +113,7 @@ def test_a_fatal_failure_starts_nothing_more_and_lets_running_steps_finish() -> 
 
 
 def test_of_several_fatal_failures_the_first_is_the_tasks_and_all_are_recorded() -> None:
+    """T22."""
     run = start(task({"id": "a", "depends_on": []}, {"id": "b", "depends_on": []}))
     a, b = run.take_ready(0)
     run.finish(b, failed("second step, first failure"), 1)
@@ -122,6 +124,7 @@ def test_of_several_fatal_failures_the_first_is_the_tasks_and_all_are_recorded()
 
 
 def test_a_tolerated_failure_releases_its_dependents_and_keeps_what_it_wrote() -> None:
+    """T21."""
     run = start(task({"id": "a", "fail_task_on_error": False}, {"id": "b"}))
     (a,) = run.take_ready(0)
     half = [{"op": "set", "path": ["metadata", "half"], "value": 1}]
@@ -133,6 +136,7 @@ def test_a_tolerated_failure_releases_its_dependents_and_keeps_what_it_wrote() -
 
 
 def test_what_a_fatal_step_had_half_written_stays_visible() -> None:
+    """T57."""
     run = start(task({"id": "a"}))
     (a,) = run.take_ready(0)
     half = [{"op": "set", "path": ["metadata", "half"], "value": 1}]
@@ -141,6 +145,7 @@ def test_what_a_fatal_step_had_half_written_stays_visible() -> None:
 
 
 def test_failed_steps_of_the_context_name_each_failed_attempt() -> None:
+    """T20."""
     run = start(task({"id": "a", "retry": {"max_attempts": 2}}))
     (first,) = run.take_ready(10)
     run.finish(first, failed("one", type="Oops"), 12)
@@ -235,6 +240,7 @@ def test_a_step_handed_back_by_a_stopping_worker_costs_nothing() -> None:
 
 
 def test_an_outcome_of_a_superseded_attempt_changes_nothing() -> None:
+    """T35."""
     run = start(task({"id": "a"}))
     (first,) = run.take_ready(0)
     run.lose(first, None, 1)
@@ -250,6 +256,7 @@ def test_an_outcome_of_a_superseded_attempt_changes_nothing() -> None:
 
 
 def test_a_cancelled_run_ends_when_its_running_steps_have_answered() -> None:
+    """T24, TD11."""
     run = start(task({"id": "a", "retry": {"max_attempts": 9}}, {"id": "b"}))
     (a,) = run.take_ready(0)
     run.cancel("enough", 1)
@@ -277,6 +284,7 @@ def test_why_a_run_was_cancelled_is_told_without_the_server_s_words(told: str, r
 
 
 def test_a_failure_that_came_before_the_cancel_stays_the_runs_end() -> None:
+    """T24."""
     run = start(task({"id": "a", "depends_on": []}, {"id": "b", "depends_on": []}))
     a, b = run.take_ready(0)
     run.finish(a, failed("first"), 1)
@@ -286,6 +294,7 @@ def test_a_failure_that_came_before_the_cancel_stays_the_runs_end() -> None:
 
 
 def test_a_task_that_runs_too_long_fails_with_the_kind_timeout() -> None:
+    """TD12."""
     run = start(task({"id": "a"}))
     (a,) = run.take_ready(0)
     run.time_out(5, 5)
@@ -299,6 +308,7 @@ def test_a_task_that_runs_too_long_fails_with_the_kind_timeout() -> None:
 
 
 def test_the_context_starts_with_the_seeds_the_metadata_and_the_runs_names() -> None:
+    """T54."""
     run = start(task({"id": "a"}, metadata={"domain": "crm"}), seed={"order": "7"}, agent_model="m")
     context = run.context
     assert context["metadata"]["seed"] == {"order": "7"}

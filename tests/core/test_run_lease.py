@@ -94,6 +94,7 @@ def test_instances_are_in_the_order_of_the_tasks_environments() -> None:
 
 
 def test_a_loss_starts_the_run_over_when_all_that_ran_has_ended() -> None:
+    """T51."""
     run = start(*({"id": name, "depends_on": []} for name in "ab"), {"id": "c"})
     first, (a, b) = begun(run)
     run.take_lease_words()

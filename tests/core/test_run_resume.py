@@ -110,6 +110,7 @@ def test_what_depends_on_the_step_runs_again_and_the_rest_counts_as_done() -> No
 
 
 def test_a_run_that_succeeded_is_gone_on_with_as_well() -> None:
+    """T46."""
     driver = drive(step("a"), step("b", "a"))
     finish(driver)
     later = resumed(driver, "b")
@@ -147,6 +148,7 @@ def test_what_the_span_wrote_beside_its_results_is_gone() -> None:
 
 
 def test_siblings_that_did_not_come_to_their_end_run_as_well() -> None:
+    """T46."""
     driver = drive(step("a"), step("b"), step("c", "b"), step("d", "a"))
     driver.go()
     driver.end("a")

@@ -87,6 +87,7 @@ def test_a_step_s_own_retries_come_before_a_rollback_and_start_anew_after_it() -
 
 
 def test_a_failure_that_retry_would_not_try_again_is_answered_all_the_same() -> None:
+    """T25."""
     driver = chain(retry={"max_attempts": 5, "non_retryable_errors": ["StepFailed"]})
     driver.fail("c")
     assert driver.run.is_rolling_back
@@ -142,6 +143,7 @@ def test_t28_retries_are_counted_for_each_failing_step() -> None:
 
 
 def test_running_steps_of_the_span_are_stopped_before_anything_is_undone() -> None:
+    """T27."""
     driver = siblings()
     driver.fail("b")
     assert driver.run.to_stop == ["c"]
@@ -167,6 +169,7 @@ def test_td18_work_in_flight_outside_the_span_is_kept() -> None:
 
 
 def test_td1_a_step_that_ends_elsewhere_meanwhile_does_not_hinder_the_retry() -> None:
+    """T36: nothing gives a retry up."""
     driver = siblings()
     driver.end("d")
     driver.fail("b")
@@ -284,6 +287,7 @@ def test_td6_a_run_of_a_range_ends_well_after_a_rollback() -> None:
 
 
 def test_td3_two_failures_together_are_one_rollback_of_both_spans() -> None:
+    """T37: they are answered."""
     driver = two_branches()
     driver.fail("b")
     driver.fail("y")
@@ -428,6 +432,7 @@ def test_t23_after_a_fatal_failure_no_rollback_begins() -> None:
 
 
 def test_a_fatal_failure_in_between_lets_the_planned_compensations_finish() -> None:
+    """T23."""
     driver = siblings()
     driver.fail("b")
     driver.stop()
