@@ -6,12 +6,13 @@ DEMO := .demo/humaneval
 INSTALL := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench clean
+.PHONY: help demo test bench soak clean
 
 help:
 	@echo "make demo    run 164 real problems through perdure; again after a kill, it goes on"
 	@echo "make test    linters, types, import arrows and all tests"
 	@echo "make bench   what steps, tasks, leases and rollbacks cost, against plain Temporal"
+	@echo "make soak    rollbacks by chance: thousands in the model, then on a server, workers killed"
 	@echo "make clean   remove .venv, .demo and caches (runs stay in their state directory)"
 
 # The stamp is touched last: an installation that was interrupted is taken up again.
@@ -48,6 +49,11 @@ bench: $(VENV)/.ready
 	@$(BIN)/python benchmarks/scale.py
 	@$(BIN)/python benchmarks/pool.py
 	@$(BIN)/python benchmarks/rollback.py
+
+soak: $(VENV)/.ready
+	@PERDURE_MODEL_TIMES=20 $(BIN)/python -m pytest -q --hypothesis-show-statistics \
+	    tests/core/test_rollback_model.py
+	@$(BIN)/python benchmarks/rollback_soak.py --seconds 300
 
 clean:
 	rm -rf $(VENV) .demo build dist *.egg-info

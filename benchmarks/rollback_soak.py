@@ -11,6 +11,7 @@ how a rollback is made, from the task's record and from what its steps have writ
 - no step that had succeeded ran again without a rollback that took it back;
 - attempts are undone in the reverse order of their ends, and what was planned is done.
 
+`tests/core/test_rollback_model.py` shows the same of the rules alone, by thousands of cases.
 The seed is printed; it draws the tasks, not the moments of the kills.
 """
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak_steps import LEDGER, fails, token, writes
+from soak_steps import LEDGER, SERVES, fails, token, writes
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from perdure.config import Settings
@@ -236,15 +237,22 @@ class Workers:
         script = Path(__file__).with_name("soak_steps.py")
         self._command = [sys.executable, str(script), address, str(state), QUEUE, seed]
         self._log = (state / "worker.log").open("ab")
+        self._serves = state / SERVES
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._command, stdout=self._log, stderr=subprocess.STDOUT)
 
+    @property
+    def serves(self) -> bool:
+        """Whether the newest has begun to."""
+        return self._serves.exists()
+
     def kill(self) -> None:
         """End the worker as a crash does."""
         self._process.kill()
         self._process.wait()
+        self._serves.unlink(missing_ok=True)
 
     def kill_and_start(self) -> None:
         """And have the next one."""
@@ -293,7 +301,7 @@ async def soak(seconds: float, seed: str, beside: int, state: Path) -> Tally:
         client = await connect(settings, address=server.address)
         workers = Workers(server.address, state, seed)
         until, number, said = time.monotonic() + seconds, 0, time.monotonic()
-        next_kill = time.monotonic() + 6
+        next_kill: float | None = None
         running: set[asyncio.Task[None]] = set()
         try:
             while time.monotonic() < until:
@@ -307,10 +315,12 @@ async def soak(seconds: float, seed: str, beside: int, state: Path) -> Tally:
                 )
                 for task in done:
                     task.result()
-                if time.monotonic() > next_kill:
+                if next_kill is None and workers.serves:
+                    next_kill = time.monotonic() + chance.uniform(0, 6)
+                elif next_kill is not None and time.monotonic() > next_kill:
                     await asyncio.to_thread(workers.kill_and_start)
                     tally.counts["kills"] += 1
-                    next_kill = time.monotonic() + chance.uniform(3, 8)
+                    next_kill = None
                 if time.monotonic() - said > 20:
                     said = time.monotonic()
                     print(f"  {tally.line()}", file=sys.stderr)

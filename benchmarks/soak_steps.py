@@ -3,7 +3,8 @@ that runs it until it is killed.
 
     python benchmarks/soak_steps.py ADDRESS STATE_DIR QUEUE SEED
 
-Both write lines to `<STATE_DIR>/ledger`, one for each thing that has happened to the world.
+Lines in `<STATE_DIR>/ledger` tell what has happened to the world, one each; when the worker serves,
+it makes the file `<STATE_DIR>/serves`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perdure.connection import connect
 from perdure.steps import StepFailed, step
 from worker import WorkerOptions, serving
 
-LEDGER = "ledger"
+LEDGER, SERVES = "ledger", "serves"
 
 _ledger = Path()
 _seed = ""
@@ -88,7 +89,7 @@ async def main(address: str, state: str, queue: str, seed: str) -> None:
     async with serving(
         client, WorkerOptions(queue, "soak", runs=here / "runs", results=here / "results")
     ):
-        print("serving", flush=True)
+        (here / SERVES).touch()
         await asyncio.Event().wait()
 
 
