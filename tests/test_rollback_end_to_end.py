@@ -1,4 +1,7 @@
-"""Rollbacks through a real server, a real worker and real processes, workers killed among them."""
+"""Rollbacks through a real server, a real worker and real processes, workers killed among them.
+
+With an environment: `tests/test_examples.py`, whose pages tell of one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from activities import threads
 from activities.secrets import WorkerEnvironment
 from perdure.history import record_of
 from perdure.steps import step
-from tests.cli.support import CommandLine, command_line
 from tests.kit import Bench, bench
 from tests.waiting import until
 from worker import WorkerOptions
@@ -269,63 +270,3 @@ async def test_a_rollback_goes_on_wherever_its_worker_is_killed(mortal: Mortal) 
     assert done.index("undone a") < done.index("do a", 1)
     assert sorted(done[done.index("undone a") + 1 :]) == ["do a", "do b", "do c", "do d"]
     assert here.record(handle) == await record_of(here.client, handle.id)
-
-
-# --- With an environment ----------------------------------------------------------------------
-
-ENV = """\
-environments:
-  todo:
-    process:
-      command: [python3, server.py, todo, "${TODO_PORT}"]
-      ready: {http: "http://127.0.0.1:${TODO_PORT}/items", timeout: 60}
-    ports: {TODO_PORT: {default: 18940}}
-    reset_endpoints: {all: {url: "http://127.0.0.1:${TODO_PORT}/reset", method: POST}}
-memory: {required_gb: 0.1, reserve_gb: 0.1}
-"""
-
-TASK = """\
-id: order
-environments: [todo]
-steps:
-- id: place
-  type: http
-  environment: todo
-  port: TODO_PORT
-  path: /items
-  method: POST
-  json: {text: parcel}
-  expect: {status: 200, json: {items: ["buy milk", "call Ada", "parcel"]}}
-  compensate: {type: http, environment: todo, port: TODO_PORT, method: DELETE, path: /items/parcel}
-- id: agent
-  type: command
-  command: test -e once || { touch once; exit 4; }
-  retry_config: {retry_from_step_id: place}
-- {id: check, type: http, environment: todo, port: TODO_PORT, path: /items,
-   expect: {status: 200, json: {items: ["buy milk", "call Ada", "parcel"]}}}
-"""
-
-
-@contextmanager
-def commands(folder: Path) -> Iterator[CommandLine]:
-    with command_line(folder) as perdure:
-        server = ROOT / "examples" / "environments" / "server.py"
-        perdure.write("server.py", server.read_text())
-        perdure.write("env.yaml", ENV)
-        perdure.write("order.yaml", TASK)
-        yield perdure
-
-
-def test_perdure_run_takes_an_order_back_and_tells_it(tmp_path: Path) -> None:
-    with commands(tmp_path) as perdure:
-        checked = perdure("validate", "order.yaml", "--env-config", "env.yaml")
-        assert "place" in checked.stdout
-        done = perdure("run", "order.yaml", "--env-config", "env.yaml", "--suite", "s", "--json")
-        assert done.returncode == 0, done.stderr + done.stdout
-        shown = perdure("show", "s/order", "--json")
-        record = json.loads(shown.stdout)
-    (rollback,) = record["rollbacks"]
-    assert rollback["environments"] == ["todo"]
-    assert rollback["span"] == ["place", "agent"]
-    assert [c["kind"] for c in rollback["compensations"]] == ["declared"]
-    assert record["status"] == "succeeded"
