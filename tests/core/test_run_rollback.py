@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from perdure.core.summary import summarise
-from perdure.messages import StepFailure, StepOutcome
+from perdure.messages import StepOutcome
 from tests.core.rollback_kit import (
     UNDO,
     Driver,
     back_to,
     chain,
     deployed,
-    done,
     drive,
     failed,
     kinds,
@@ -153,6 +152,15 @@ def test_running_steps_of_the_span_are_stopped_before_anything_is_undone() -> No
     assert driver.undo() == ["c#0.1 declared", "b#0.1 declared", "a#0.1 declared"]
     assert driver.run.record()["rollbacks"][0]["cancelled"] == ["c"]
     assert driver.go() == ["a"]
+
+
+def test_all_running_steps_of_the_span_are_stopped_at_once() -> None:
+    driver = drive(step("a"), step("b", "a", **back_to("a")), step("c", "a"), step("d", "a"))
+    driver.go()
+    driver.end("a")
+    driver.go()
+    driver.fail("b")
+    assert driver.run.to_stop == ["c", "d"]
 
 
 def test_td18_work_in_flight_outside_the_span_is_kept() -> None:
@@ -320,6 +328,26 @@ def test_a_failure_that_comes_while_steps_are_being_stopped_joins_in() -> None:
     assert driver.run.epoch == 1
 
 
+def test_who_waits_in_a_span_that_joins_in_is_taken_back_with_it() -> None:
+    driver = drive(
+        *(step("a"), step("b", "a", **back_to("a")), step("c", "a")),
+        *(step("x"), step("y", "x", **back_to("x"))),
+        step("z", "x", retry={"max_attempts": 2, "initial_interval": 100}),
+    )
+    driver.go()
+    driver.end("a")
+    driver.end("x")
+    driver.go()
+    driver.fail("z")
+    driver.fail("b")
+    driver.fail("y")
+    driver.stop()
+    assert driver.go() == ["a", "x"]
+    assert driver.run.wake_at() is None
+    driver.end("x")
+    assert driver.go() == ["y", "z"]
+
+
 def test_a_failure_that_comes_while_the_world_is_undone_has_the_next_rollback() -> None:
     driver = two_branches()
     driver.fail("b")
@@ -384,6 +412,15 @@ def test_td15_the_span_waits_for_the_delay_and_others_do_not() -> None:
     assert driver.go() == ["a"]
 
 
+def test_of_several_failures_the_longest_delay_counts() -> None:
+    driver = drive(step("a", **back_to("a", delay=30)), step("b", **back_to("b", delay=5)))
+    driver.go()
+    driver.fail("a")
+    driver.fail("b")
+    assert driver.go() == []
+    assert driver.run.wake_at() == driver.now + 30
+
+
 def test_who_waits_for_the_delay_of_one_rollback_waits_on_after_the_next() -> None:
     driver = drive(
         step("x"), step("b", "x", **back_to("b", delay=30)), step("y", "x", **back_to("x"))
@@ -445,7 +482,7 @@ def test_a_fatal_failure_in_between_lets_the_planned_compensations_finish() -> N
     assert driver.run.status == "failed"
     assert driver.run.failure
     assert driver.run.failure.message == "fatal"
-    assert driver.run.take_resets(driver.now) == []
+    assert driver.run.take_lease_words() == []
     assert driver.go() == []
 
 
@@ -473,6 +510,28 @@ def test_a_cancel_while_steps_are_being_stopped_undoes_nothing() -> None:
     assert driver.undo() == []
 
 
+def test_t57_what_failed_last_before_the_end_stays_visible_and_who_waited_does_not() -> None:
+    driver = drive(
+        *(step("a"), step("b", "a", **UNDO, **back_to("a"))),
+        *(step("x"), step("y", "x", **back_to("x"))),
+        step("z", "a", retry={"max_attempts": 2, "initial_interval": 100}),
+    )
+    driver.go()
+    driver.end("a")
+    driver.end("x")
+    driver.go()
+    half = {name: {"op": "set", "path": ["results", name], "value": "half"} for name in "byz"}
+    driver.fail("z", diff=[half["z"]])
+    driver.fail("b", diff=[half["b"]])
+    first = driver.run.take_compensation(driver.now)
+    assert first
+    driver.fail("y", diff=[half["y"]])
+    driver.run.cancel("enough", driver.now)
+    driver.run.compensated(first, None, driver.now)
+    assert driver.run.status == "cancelled"
+    assert driver.run.context["results"] == {"a": 1, "x": 1, "b": "half", "y": "half"}
+
+
 def test_the_time_limit_in_between_fails_the_task_when_the_planned_is_undone() -> None:
     driver = chain()
     driver.fail("c")
@@ -496,94 +555,3 @@ def test_a_workflow_that_is_terminated_in_between_has_a_whole_record() -> None:
     rollback = driver.run.record()["rollbacks"][0]
     assert rollback["abandoned"] == "terminated"
     assert rollback["compensations"][0]["ended_at"] is None
-
-
-# --- Compensations -------------------------------------------------------------------------------
-
-
-def test_a_compensation_that_keeps_failing_ends_the_task_with_the_original_error() -> None:
-    driver = chain()
-    driver.fail("c", "the order was refused")
-    assert driver.undo(failing=["c"]) == ["c#0.1 declared", "b#0.1 declared"], "the rest still run"
-    run = driver.run
-    assert run.status == "failed"
-    assert run.failure
-    assert (run.failure.step, run.failure.message) == ("c", "the order was refused")
-    (told,) = run.record()["compensation_failures"]
-    assert told["step_id"] == "c"
-    assert (told["attempt"], told["kind"]) == (1, "declared")
-    assert (told["error"], told["error_type"]) == ("it will not", "Broken")
-    assert told["at_utc"].startswith("1970-01-01T")
-    run.close(driver.now)
-    summary = summarise(run)
-    assert summary.failure_reason == "the order was refused"
-    assert summary.note
-    assert "it will not" in summary.note
-
-
-def test_after_a_failed_compensation_steps_outside_are_left_to_finish() -> None:
-    driver = siblings()
-    driver.fail("b")
-    driver.stop()
-    driver.undo(failing=["b"])
-    assert not driver.run.over
-    driver.end("d")
-    assert driver.run.status == "failed"
-    assert driver.run.context["results"] == {"a": 1, "d": 1}
-
-
-def test_a_compensation_s_end_is_heard_once() -> None:
-    driver = chain()
-    driver.fail("c")
-    first = driver.run.take_compensation(driver.now)
-    assert first
-    driver.run.compensated(first, None, driver.now)
-    driver.run.compensated(first, StepFailure("late"), driver.now)
-    driver.undo()
-    assert driver.go() == ["b"]
-    driver.run.compensated(first, StepFailure("later still"), driver.now)
-    assert driver.run.record()["compensation_failures"] == []
-
-
-def test_a_compensation_knows_the_attempt_that_it_undoes() -> None:
-    driver = drive(
-        step("a", creates=["orders/1"], **UNDO),
-        step("b", "a", type="shop", max_worker_losses=1, **back_to("a"), **UNDO),
-    )
-    driver.go()
-    driver.end("a", done("a", {"order": 7}, creates=["orders/1"]))
-    driver.go()
-    beat = StepOutcome("failed", [{"op": "set", "path": ["metadata", "b"], "value": 1}])
-    driver.run.lose(driver.flying.pop("b"), beat, driver.now)
-    driver.go()
-    driver.fail("b")
-    assert driver.undo() == [
-        *["b#0.2 declared", "b#0.2 type", "b#0.1 declared", "b#0.1 type"],
-        *["a#0.1 declared", "a#0.1 creates"],
-    ]
-    by_name = {c.activity_id: c for c in driver.undone}
-    lost = by_name["undo b#0.1 type"]
-    assert (lost.status, lost.diff, lost.result) == ("lost", beat.diff, None)
-    assert not lost.is_written
-    known = by_name["undo a#0.1 creates"]
-    assert (known.status, known.result, known.creates) == ("succeeded", {"order": 7}, ["orders/1"])
-    assert known.is_written
-    assert known.step.body["compensate"] == UNDO["compensate"]
-
-
-def test_a_step_without_anything_to_undo_has_no_compensation() -> None:
-    driver = drive(step("a", **back_to("a")))
-    driver.go()
-    driver.fail("a")
-    assert driver.undo() == []
-    assert driver.go() == ["a"]
-
-
-def test_what_was_undone_is_not_undone_again_by_the_next_rollback() -> None:
-    driver = drive(step("a", **UNDO), step("b", "a", **UNDO, **back_to("b", times=2)))
-    driver.go()
-    driver.end("a")
-    for attempt in (1, 2):
-        driver.go()
-        driver.fail("b")
-        assert driver.undo() == [f"b#{attempt - 1}.{attempt} declared"]
