@@ -280,11 +280,13 @@ def test_every_env_yaml_among_the_examples_describes_what_its_tasks_name() -> No
         assert named == checked.value.environments.keys(), file
 
 
-def test_the_page_on_environments_shows_what_the_example_says() -> None:
-    page = (EXAMPLES.parent / "docs" / "environments.md").read_text()
+@pytest.mark.parametrize("page", ["environments", "rollback"])
+def test_a_page_shows_what_its_example_says(page: str) -> None:
+    text = (EXAMPLES.parent / "docs" / f"{page}.md").read_text()
+    blocks = re.findall(r"^```yaml\n# (examples/\S+)\n(.*?)^```", text, re.M | re.S)
 
-    for block in re.findall(r"^```yaml\n# (examples/\S+)\n(.*?)^```", page, re.M | re.S):
-        name, shown = block
+    assert blocks
+    for name, shown in blocks:
         assert shown.strip() in (EXAMPLES.parent / name).read_text(), name
 
 

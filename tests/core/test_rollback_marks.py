@@ -79,6 +79,19 @@ def test_t32_each_retry_has_an_entry_in_the_context() -> None:
     }
 
 
+def test_t32_an_entry_counts_the_retries_of_its_own_step() -> None:
+    driver = drive(step("a", **back_to("a")), step("b", "a", **back_to("b")))
+    driver.go()
+    driver.fail("a")
+    driver.go()
+    driver.end("a")
+    driver.go()
+    driver.fail("b")
+    driver.go()
+    resets = driver.run.record()["retry_resets"]
+    assert [(r["step_id"], r["attempt"]) for r in resets] == [("a", 2), ("b", 2)]
+
+
 def test_td4_what_failed_and_cancelled_attempts_had_deployed_is_named() -> None:
     driver = drive(
         step("kept"),
