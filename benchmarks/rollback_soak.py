@@ -7,6 +7,7 @@ the answer, and some tasks are cancelled. What came of each is judged by rules t
 how a rollback is made, from the task's record and from what its steps have written to a ledger:
 
 - the final context is that of the attempts that count, made one after another;
+- no attempt saw what it, or a step that depends on it, had written before;
 - each attempt that was taken back was undone at least once, after its last word;
 - no step that had succeeded ran again without a rollback that took it back;
 - attempts are undone in the reverse order of their ends, and what was planned is done.
@@ -71,7 +72,7 @@ def random_task(chance: random.Random, id: str) -> dict[str, Any]:
             "seconds": chance.choice([0, 0.05, 0.5]),
             "heartbeat_timeout": 1,
             "max_worker_losses": 1000,
-            "fail_task_on_error": chance.random() < 0.2,
+            "fail_task_on_error": chance.random() < 0.1,
         }
         if chance.random() < 0.5:
             step["retry_config"] = {
@@ -82,6 +83,8 @@ def random_task(chance: random.Random, id: str) -> dict[str, Any]:
         if chance.random() < 0.2:
             step["retry"] = {"max_attempts": 2, "initial_interval": 0.2}
         steps.append(step)
+    for step in steps:
+        step["below"] = [name for name, others in above.items() if step["id"] in others]
     return {"id": id, "steps": steps, "max_rollbacks": chance.choice([1, 3, 20, 20])}
 
 
@@ -121,6 +124,7 @@ def judge(
     steps = {step["id"]: step["attempts"] for step in record["steps"]}
     done = [rollback for rollback in record["rollbacks"] if rollback["epoch"] is not None]
     return [
+        *(line for line in ledger if line.startswith("saw-")),
         *_repeated(steps, done),
         *_not_undone(record["task_id"], steps, done, ledger),
         *_out_of_order(steps, record["rollbacks"]),

@@ -62,10 +62,13 @@ def undo(step: dict[str, Any], context: Any, host: Any) -> None:
     _note("undone", host, step)
 
 
-@step("soak", keys={"failure", "seconds"}, undo=undo)
+@step("soak", keys={"failure", "seconds", "below"}, undo=undo)
 def soak(step: dict[str, Any], context: Any, host: Any) -> dict[str, Any]:
     """Takes its time, writes its token in several places, and then may fail."""
     _note("do", host, step)
+    for other in [step["id"], *step["below"]]:
+        if other in context.metadata.get("shared", {}):
+            _note(f"saw-{other}", host, step)
     time.sleep(step["seconds"])
     mine, failing = token(step["id"], host.attempt), fails(_seed, host.task_id, step, host.attempt)
     if not failing or writes(_seed, host.task_id, step["id"], host.attempt):
