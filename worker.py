@@ -194,6 +194,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     carrying.carry_work,
                     leases.acquire_lease,
                     leases.release_lease,
+                    leases.reset_lease,
                     leases.set_demand,
                 ],
                 workflow_runner=sandbox(),
@@ -213,9 +214,9 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     leases.release_lease,
                     leases.see_lease,
                     leases.remind_pool,
+                    leases.reset_lease,
                     leases.set_demand,
                     undoing.compensate_step,
-                    instances.reset_instance,
                 ],
                 max_concurrent_activities=CONTROL_SLOTS,
                 **common,
@@ -271,7 +272,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 Worker(
                     client,
                     task_queue=undo_queue(options.queue, options.host),
-                    activities=[undoing.compensate_step, instances.reset_instance],
+                    activities=[undoing.compensate_step],
                     max_concurrent_activities=CONTROL_SLOTS,
                     # A host rolls back now and then.
                     max_concurrent_activity_task_polls=1,

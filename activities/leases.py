@@ -17,18 +17,22 @@ from temporalio.client import Client, WorkflowHandle, WorkflowQueryRejectedError
 from temporalio.common import QueryRejectCondition
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.core.pool_decisions import LoseLease
 from perdure.names import (
     ACQUIRE_LEASE,
     ANSWER_POOL,
     DEMAND_SET,
     END_INSTANCES,
     INSTANCE_ANSWERED,
+    LEASE_LOST,
     LEASE_RELEASED,
     LEASE_SEEN,
     POOL_WORKFLOW,
     RELEASE_LEASE,
     REMIND_POOL,
     REQUEST_LEASE,
+    RESET_ASKED,
+    RESET_LEASE,
     SEE_LEASE,
     SET_DEMAND,
     pool_workflow_id,
@@ -38,6 +42,7 @@ from perdure.pool_messages import (
     EndInstances,
     LeaseRelease,
     LeaseRequest,
+    LeaseReset,
     LeaseSeen,
     PoolInput,
     PoolTimes,
@@ -99,6 +104,14 @@ class Leases:
     async def see_lease(self, seen: LeaseSeen) -> None:
         """Tell a pool that its word has arrived."""
         await self._is_said(seen.pool, LEASE_SEEN, seen)
+
+    @activity.defn(name=RESET_LEASE)
+    async def reset_lease(self, word: LeaseReset) -> None:
+        """Have environments of a lease reset; by a pool that is not there, the lease is lost."""
+        if not await self._is_said(word.pool, RESET_ASKED, word):
+            reason = "its pool is not there any more"
+            loss = LoseLease(word.request_id, word.holder, reason, word.environments)
+            await self._is_told(word.holder.workflow_id, LEASE_LOST, loss)
 
     @activity.defn(name=REMIND_POOL)
     async def remind_pool(self, request: LeaseRequest) -> str:
@@ -166,8 +179,12 @@ class Leases:
 
     async def _is_said(self, pool: str, signal: str, word: Any) -> bool:
         """Send a signal to a pool; False: it is not there."""
+        return await self._is_told(pool_workflow_id(pool), signal, word)
+
+    async def _is_told(self, workflow_id: str, signal: str, word: Any) -> bool:
+        """Send a signal to a workflow; False: it is not there."""
         try:
-            await self._client.get_workflow_handle(pool_workflow_id(pool)).signal(signal, word)
+            await self._client.get_workflow_handle(workflow_id).signal(signal, word)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise

@@ -21,7 +21,7 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.attempt_ends import take_error
 from perdure.carry_ends import CarryHistory
-from perdure.core.pool_decisions import Grant, LoseLease, Refuse
+from perdure.core.pool_decisions import Grant, LoseLease, Refuse, Renew
 from perdure.core.run import TASK_TIMEOUT, BadStart, Dispatch, RunFailure, TaskRun
 from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
@@ -30,15 +30,17 @@ from perdure.names import (
     ASK_SLOT,
     BAD_INPUT,
     CARRY_WORK,
+    COMPENSATE_STEP,
     LEASE_GRANTED,
     LEASE_LOST,
     LEASE_REFUSED,
+    LEASE_RENEWED,
     RUN_STEP,
     SLOT_GRANTED,
     TIME_LIMIT_TIMER,
     WITHDRAW,
 )
-from perdure.rollback_history import ACTIVITIES, RollbackHistory
+from perdure.rollback_history import RollbackHistory
 
 RunEvent = dict[str, Any]
 Context = dict[str, Json]
@@ -283,6 +285,8 @@ class TaskHistory:
             return run.grant(await self._decoder.value(value, SlotGrant))
         if name == LEASE_GRANTED:
             return run.lease_granted(await self._decoder.value(value, Grant), self._now)
+        if name == LEASE_RENEWED:
+            return run.lease_renewed(await self._decoder.value(value, Renew), self._now)
         if name == LEASE_REFUSED:
             run.lease_refused(await self._decoder.value(value, Refuse), self._now)
         elif name == LEASE_LOST:
@@ -325,13 +329,13 @@ class TaskHistory:
         kind, run = attributes.activity_type.name, self._run
         if kind == CARRY_WORK:
             self._carrying.begin(event)
-        if run is None or kind not in (RUN_STEP, ASK_SLOT, *ACTIVITIES):
+        if run is None or kind not in (RUN_STEP, ASK_SLOT, COMPENSATE_STEP):
             return
         is_known = attributes.activity_id in self._ready or (kind == ASK_SLOT and self._asked)
         if not self._dispatched and not is_known:
             self._dispatched = True
             self._take_ready(run)
-        if kind in ACTIVITIES:
+        if kind == COMPENSATE_STEP:
             self._rollbacks.begin(run, event, self._now)
             self._tell()
             return

@@ -2,7 +2,7 @@
 
 Frozen dataclasses, as those of `perdure.messages`: fields are only ever added, with a default. An
 environment's definition travels as JSON (`perdure.core.pool_definitions.Definition.to_json`). What
-a pool tells the holder of a lease is `Grant`, `Refuse` and `LoseLease` of
+a pool tells the holder of a lease is `Grant`, `Refuse`, `Renew` and `LoseLease` of
 `perdure.core.pool_decisions`, sent as they are.
 """
 
@@ -84,6 +84,18 @@ class LeaseSeen:
     pool: str
     request_id: str
     holder: Holder
+
+
+@dataclass(frozen=True)
+class LeaseReset:
+    """Make environments of a lease as new, which stays its holder's. Idempotent by `number`."""
+
+    pool: str
+    request_id: str
+    holder: Holder
+    number: int
+    """1, 2, ... in the order in which the lease's resets are asked for."""
+    environments: list[str]
 
 
 @dataclass(frozen=True)

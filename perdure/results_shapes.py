@@ -180,7 +180,7 @@ class _Rollback(TypedDict):
     cancelled: list[str]
     compensations: list[_Undo]
     environments: list[str]
-    exchanges: bool
+    replaced: list[str]
     started_at: _Seconds
     ended_at: _Seconds | None
     abandoned: str | None

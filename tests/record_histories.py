@@ -315,10 +315,10 @@ async def rolled_back_clean(here: World) -> list[Handle]:
     return [handle]
 
 
-@scenario("task/rollback_with_instances_exchanged")
+@scenario("task/rollback_with_an_instance_replaced")
 async def rolled_back_elsewhere(here: World) -> list[Handle]:
-    pool = FakePool(here.client, at_once=True)
-    async with world(here.client, pool=pool.activities, broken={"shop"}) as own:
+    pool = FakePool(here.client, at_once=True, broken={"shop"})
+    async with world(here.client, pool=pool.activities) as own:
         handle = await own.start_task(*span(), use=USE, definitions=[SHOP], environments=["shop"])
         await ended(handle)
     return [handle]

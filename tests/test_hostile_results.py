@@ -41,7 +41,7 @@ ROLLBACK: dict[str, Any] = {
     "causes": [
         {"step_id": "a", "attempt": 1, "retry_from_step_id": "a", "retry": 1, "max_retries": 1}
     ],
-    "compensations": [UNDO], "exchanges": False, "started_at": 1.0, "ended_at": 2.0,
+    "compensations": [UNDO], "replaced": [], "started_at": 1.0, "ended_at": 2.0,
     "abandoned": "why",
 }  # fmt: skip
 RECORD: dict[str, Any] = {

@@ -22,18 +22,19 @@ with workflow.unsafe.imports_passed_through():
         ACQUIRE_LEASE,
         RELEASE_LEASE,
         REMIND_POOL,
+        RESET_LEASE,
         SEE_LEASE,
         control_queue,
     )
-    from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen
+    from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseReset, LeaseSeen
     from workflows.options import (
         LEASE_REMINDER,
         REMIND_OF_LEASE,
+        REMIND_OF_RESET,
+        LeaseWord,
         lease_options,
         local_lease_options,
     )
-
-Word = LeaseRequest | LeaseSeen | LeaseRelease
 
 
 class LeaseWords:
@@ -65,7 +66,7 @@ class LeaseWords:
 
     def tell(self) -> None:
         """Send what the run has to say."""
-        if self._reminder is None and self._run.open_lease:
+        if self._reminder is None and self._is_waiting:
             self._reminder = asyncio.create_task(self._remind())
         # Kept alive by the activities that they await.
         for word in self._run.take_lease_words():
@@ -84,14 +85,19 @@ class LeaseWords:
         if self._reminder:
             self._reminder.cancel()
 
-    def _send(self, word: Word) -> workflow.ActivityHandle[Any]:
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the pool owes the run an answer."""
+        return self._run.open_lease is not None or self._run.open_reset is not None
+
+    def _send(self, word: LeaseWord) -> workflow.ActivityHandle[Any]:
         if self._local:
             return workflow.start_local_activity(
                 _activity_for(word), word, **local_lease_options(word)
             )
         return workflow.start_activity(_activity_for(word), word, **lease_options(word))
 
-    async def _await(self, word: Word, sending: workflow.ActivityHandle[Any]) -> None:
+    async def _await(self, word: LeaseWord, sending: workflow.ActivityHandle[Any]) -> None:
         await sending
         self.under_way -= 1
         self.releases -= isinstance(word, LeaseRelease)
@@ -99,21 +105,27 @@ class LeaseWords:
 
     async def _remind(self) -> None:
         """See to it, while the run waits, that the pool knows of it."""
-        options = REMIND_OF_LEASE | {"task_queue": control_queue(workflow.info().task_queue)}
+        on = workflow.ActivityConfig(task_queue=control_queue(workflow.info().task_queue))
         while True:
-            await workflow.wait_condition(lambda: self._run.open_lease is not None)
+            await workflow.wait_condition(lambda: self._is_waiting)
             await workflow.sleep(self._interval, summary="does the pool know who waits?")
-            if request := self._run.open_lease:
-                with contextlib.suppress(ActivityError):  # another one follows
-                    await workflow.execute_activity(REMIND_POOL, request, **options)
-                self._stir()
+            with contextlib.suppress(ActivityError):  # another one follows
+                if request := self._run.open_lease:
+                    await workflow.execute_activity(REMIND_POOL, request, **(REMIND_OF_LEASE | on))
+                elif reset := self._run.open_reset:
+                    await workflow.execute_activity(RESET_LEASE, reset, **(REMIND_OF_RESET | on))
+                else:
+                    continue
+            self._stir()
 
 
-def _activity_for(word: Word) -> str:
+def _activity_for(word: LeaseWord) -> str:
     match word:
         case LeaseRequest():
             return ACQUIRE_LEASE
         case LeaseSeen():
             return SEE_LEASE
+        case LeaseReset():
+            return RESET_LEASE
         case LeaseRelease():
             return RELEASE_LEASE

@@ -12,9 +12,15 @@ with workflow.unsafe.imports_passed_through():
     from perdure.core.rollback import Compensation
     from perdure.core.run import Dispatch
     from perdure.core.undo_step import longest_pause_seconds, undo_step
-    from perdure.messages import SlotRelease, SlotRequest, StepInstance
+    from perdure.messages import SlotRelease, SlotRequest
     from perdure.names import control_queue
-    from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen, SetDemand
+    from perdure.pool_messages import (
+        LeaseRelease,
+        LeaseRequest,
+        LeaseReset,
+        LeaseSeen,
+        SetDemand,
+    )
 
 CONTEXT_INLINE_BYTES = 32 * 1024
 """A larger context is named by its version: 300 steps that each add 20 kB would otherwise put
@@ -62,6 +68,8 @@ LEASE_REMINDER = SLOT_REMINDER
 """How often a task that waits for its environments makes sure that its pool knows."""
 
 REMIND_OF_LEASE = REMIND | workflow.ActivityConfig(summary="does the pool know who waits?")
+
+REMIND_OF_RESET = REMIND | workflow.ActivityConfig(summary="does the pool reset the lease?")
 
 LIMIT_PROBE_INTERVAL = timedelta(seconds=15)
 """How often a limit looks whether the tasks that hold its slots, or wait for them, still run: one
@@ -148,22 +156,28 @@ def slot_options(what: str, word: SlotRequest | SlotRelease) -> workflow.Activit
     )
 
 
-def lease_options(word: LeaseRequest | LeaseSeen | LeaseRelease) -> workflow.ActivityConfig:
+LeaseWord = LeaseRequest | LeaseSeen | LeaseReset | LeaseRelease
+
+
+def lease_options(word: LeaseWord) -> workflow.ActivityConfig:
     """How a word to a pool is sent: as one to a limit is, for the same reasons."""
     return SLOT | workflow.ActivityConfig(
         task_queue=control_queue(workflow.info().task_queue), summary=_lease_summary(word)
     )
 
 
-def local_lease_options(
-    word: LeaseRequest | LeaseSeen | LeaseRelease,
-) -> workflow.LocalActivityConfig:
+def local_lease_options(word: LeaseWord) -> workflow.LocalActivityConfig:
     """The same without a way through the server."""
     return LOCAL_WORD | workflow.LocalActivityConfig(summary=_lease_summary(word))
 
 
-def _lease_summary(word: LeaseRequest | LeaseSeen | LeaseRelease) -> str:
-    what = {"LeaseRequest": "ask", "LeaseSeen": "heard of", "LeaseRelease": "give back"}
+def _lease_summary(word: LeaseWord) -> str:
+    what = {
+        "LeaseRequest": "ask",
+        "LeaseSeen": "heard of",
+        "LeaseReset": "reset",
+        "LeaseRelease": "give back",
+    }
     number = word.request_id.rpartition(":")[2]
     return f"{what[type(word).__name__]} · {word.pool} · lease {number}"
 
@@ -339,15 +353,6 @@ def reset_options(definition: Definition) -> workflow.ActivityConfig:
     return _ON_HOST | workflow.ActivityConfig(
         start_to_close_timeout=timedelta(seconds=_reset_seconds(definition)) + _BACKSTOP,
         summary=f"reset {definition.name}",
-    )
-
-
-def lease_reset_options(instance: StepInstance, epoch: int, queue: str) -> workflow.ActivityConfig:
-    """How a task has an instance of its lease reset: as a pool does between two tasks."""
-    assert instance.definition is not None
-    definition = Definition.from_json(instance.definition)
-    return reset_options(definition) | workflow.ActivityConfig(
-        task_queue=queue, activity_id=f"reset {instance.environment}#{epoch}"
     )
 
 

@@ -35,11 +35,13 @@ with workflow.unsafe.imports_passed_through():
         LEASE_LOST,
         LEASE_REFUSED,
         LEASE_RELEASED,
+        LEASE_RENEWED,
         LEASE_SEEN,
         POOL_WORKFLOW,
         PROBE_HOLDERS,
         REFUSED,
         REQUEST_LEASE,
+        RESET_ASKED,
         SWEEP_HOST,
         WISH,
         instances_queue,
@@ -50,6 +52,7 @@ with workflow.unsafe.imports_passed_through():
         InstanceAnswer,
         LeaseRelease,
         LeaseRequest,
+        LeaseReset,
         LeaseSeen,
         PoolInput,
         PoolWish,
@@ -60,12 +63,13 @@ with workflow.unsafe.imports_passed_through():
     from workflows.options import END, POOL_IDLE, POOL_PROBE_INTERVAL, PROBE, sweep_options
     from workflows.outbox import Outbox
 
-News = told.Grant | told.Refuse | told.LoseLease
+News = told.Grant | told.Refuse | told.Renew | told.LoseLease
 
 _SIGNALS: Mapping[type, str] = MappingProxyType(
     {
         told.Grant: LEASE_GRANTED,
         told.Refuse: LEASE_REFUSED,
+        told.Renew: LEASE_RENEWED,
         told.LoseLease: LEASE_LOST,
     }
 )
@@ -138,6 +142,13 @@ class PoolWorkflow:
         """A task has heard that it has its lease, or has lost it."""
         self._pool.acknowledge(seen.request_id, seen.holder)
 
+    @workflow.signal(name=RESET_ASKED)
+    def reset_asked(self, word: LeaseReset) -> None:
+        """A task wants environments of its lease as new. Told twice, it counts once."""
+        now = workflow.time()
+        self._pool.renewals.ask(word.request_id, word.holder, word.number, word.environments, now)
+        self._stir()
+
     @workflow.signal(name=DEMAND_SET)
     def demand_set(self, demand: SetDemand) -> None:
         """A suite says what it is going to need, or that it needs nothing more."""
@@ -204,7 +215,7 @@ class PoolWorkflow:
         abandoned: list[told.AbandonInstance] = []
         for decision in decisions:
             match decision:
-                case told.Grant() | told.Refuse() | told.LoseLease():
+                case told.Grant() | told.Refuse() | told.Renew() | told.LoseLease():
                     self._outbox.write(decision.request_id, partial(self._tell, decision))
                 case told.SweepHost():
                     self._sweeps.write(decision.host, partial(self._sweep, decision.host))
@@ -219,9 +230,9 @@ class PoolWorkflow:
     async def _tell(self, news: News) -> None:
         """Bring somebody who asked what became of it; who is closed gives it back so."""
         ticket = self._pool.ticket(news.request_id)
+        if isinstance(news, told.Grant | told.Renew) and ticket.state != "granted":
+            return  # given back, or lost, meanwhile
         if isinstance(news, told.Grant):
-            if ticket.state != "granted":
-                return  # given back, or lost, meanwhile
             news = replace(news, pool=self._start.pool, pool_uuid=self._start.uuid)
         # By its id alone: the task may have continued as new. A later task of the same id does not
         # know the request, and gives it back in the name of its holder.

@@ -1,8 +1,8 @@
-"""What a run's rollbacks do to the world: compensations one after another, then resets.
+"""What a run's rollbacks do to the world: compensations, one after another.
 
 `perdure.core.run_rollback` says what is due and when; this carries it, on a queue of the host where
 no step is in the way, and tells the run how it ended. Nothing of it is cancelled with the task:
-what was planned is done.
+what was planned is done. Environments are reset by their pool (`workflows.lease`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.core.rollback import Compensation, ResetEnd
+    from perdure.core.rollback import Compensation
     from perdure.core.run import TaskRun
     from perdure.messages import (
         CompensateStep,
         CompensationOutcome,
         RunRef,
-        StepInstance,
         TaskInput,
     )
-    from perdure.names import COMPENSATE_STEP, RESET_INSTANCE, undo_queue
-    from perdure.pool_messages import InstanceCall, InstanceResult
-    from perdure.undo_ends import ResetRound, reset_result, undo_failure
-    from workflows.options import (
-        CONTEXT_INLINE_BYTES,
-        compensation_options,
-        lease_reset_options,
-    )
+    from perdure.names import COMPENSATE_STEP, undo_queue
+    from perdure.undo_ends import undo_failure
+    from workflows.options import CONTEXT_INLINE_BYTES, compensation_options
 
 
 class RollbackWork:
@@ -73,13 +67,6 @@ class RollbackWork:
             )
             self._handles.append(undoing)
             asyncio.create_task(self._await_undone(compensation, undoing))  # noqa: RUF006
-        if environments := self._run.take_resets(workflow.time()):
-            instances = {i.environment: i for i in self._run.instances}
-            round = ResetRound(environments)
-            for name in environments:
-                resetting = self._start_reset(instances[name])
-                self._handles.append(resetting)
-                asyncio.create_task(self._await_reset(round, name, resetting))  # noqa: RUF006
 
     def doubt_host(self) -> None:
         """The instances are gone, and perhaps their host: what waits for it is given up.
@@ -135,39 +122,4 @@ class RollbackWork:
             failure = undo_failure(error.cause)
         self._run.compensated(compensation, failure, workflow.time())
         self._handles.remove(undoing)
-        self._stir()
-
-    # --- Resets -----------------------------------------------------------------------------
-
-    def _start_reset(self, instance: StepInstance) -> workflow.ActivityHandle[InstanceResult]:
-        assert instance.definition is not None
-        call = InstanceCall(
-            pool=instance.pool,
-            pool_uuid=instance.pool_uuid,
-            number=instance.number,
-            environment=instance.environment,
-            project=instance.project,
-            definition=instance.definition,
-            ports=instance.ports,
-        )
-        return workflow.start_activity(
-            RESET_INSTANCE,
-            call,
-            result_type=InstanceResult,
-            **lease_reset_options(instance, self._run.epoch, self._queue),
-        )
-
-    async def _await_reset(
-        self,
-        round: ResetRound,
-        environment: str,
-        resetting: workflow.ActivityHandle[InstanceResult],
-    ) -> None:
-        try:
-            result = await resetting
-        except ActivityError as error:
-            result = reset_result(error.cause)
-        if round.answer(environment, result):
-            self._run.were_reset(ResetEnd(failed=round.failures), workflow.time())
-        self._handles.remove(resetting)
         self._stir()

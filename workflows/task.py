@@ -13,7 +13,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from perdure.attempt_ends import take_error
-    from perdure.core.pool_decisions import Grant, LoseLease, Refuse
+    from perdure.core.pool_decisions import Grant, LoseLease, Refuse, Renew
     from perdure.core.run import BadStart, Dispatch, TaskRun, events_since
     from perdure.core.summary import summarise
     from perdure.messages import (
@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
         LEASE_GRANTED,
         LEASE_LOST,
         LEASE_REFUSED,
+        LEASE_RENEWED,
         RUN_STEP,
         SLOT_GRANTED,
         TASK_FAILED,
@@ -155,6 +156,13 @@ class TaskWorkflow:
         """The task will never have its environments."""
         if not self._refused:
             self._run.lease_refused(refusal, workflow.time())
+            self._hear_of_lease()
+
+    @workflow.signal(name=LEASE_RENEWED)
+    def lease_renewed(self, renewal: Renew) -> None:
+        """Environments are as they were at the beginning."""
+        if not self._refused:
+            self._run.lease_renewed(renewal, workflow.time())
             self._hear_of_lease()
 
     @workflow.signal(name=LEASE_LOST)

@@ -26,9 +26,13 @@ DOING = {
     "clean": "idle",
     "checking": "being checked",
     "leased": "in use",
+    "renewing": "resetting for its task",
+    "replacing": "starting for its task",
     "stopping": "stopping",
 }
 """What an instance is at, exactly."""
+
+STARTING = ("starting", "replacing")
 
 PATIENCE_SECONDS = 5.0
 """A task that has waited so long for one and the same thing is told of."""
@@ -135,16 +139,16 @@ def _news(before: View | None, after: View) -> list[str]:
     ports = ports_text(after["ports"])
     others = ports if before and before["ports"] != after["ports"] else ""  # the told were in use
     if state == was:
-        is_news = others and state == "starting"
+        is_news = others and state in STARTING
         return [f"environment {name}: starting with other ports: {others}"] if is_news else []
     on = " ".join(filter(None, ["on", printable(after["host"]), ports and f"with {ports}"]))
-    if state == "starting":
+    if state in STARTING and was not in STARTING:
         return [f"environment {name}: starting {on}"]
     if state == "stopping":
         return [f"environment {name}: stopping: {reason_of(after)}"]
     if before is None:  # it was there before we looked, or was quick
         return [f"environment {name}: up {on}"]
-    if was == "starting":
+    if was in STARTING and state not in STARTING:
         after_all = f"environment {name}: up after {span(after['since'] - before['since'])}"
         return [f"{after_all} with other ports: {others}" if others else after_all]
     return []

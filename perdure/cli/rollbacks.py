@@ -36,22 +36,22 @@ def event_words(event: Mapping[str, Any]) -> list[str]:
     """What an event of a rollback says beside its step; empty for any other event."""
     kind = event["type"]
     if kind in ("rollback.started", "rollback.widened"):
-        failed = ", ".join(event.get("cause", []))
-        why = f"{failed} failed" if failed else "an environment is replaced"
-        return [why, back_to(event), f"takes back {', '.join(event.get('steps', []))}"]
+        failed = f"{', '.join(event.get('cause', []))} failed"
+        return [failed, back_to(event), f"takes back {', '.join(event.get('steps', []))}"]
     if kind == "rollback.completed":
         return [f"rolled {back_to(event)}", f"epoch {event.get('epoch')}"]
     if kind.startswith("compensation."):
         how = str(event.get("undo"))
         return [f"by {BY.get(how, how)}"]
     if kind == "environments.reset":
-        failed = event.get("failed", {})
-        reset = [name for name in event.get("environments", []) if name not in failed]
-        return [
-            *([", ".join(reset)] if reset else []),
-            *(f"{name} could not be reset: {why}" for name, why in failed.items()),
-        ]
+        return [_reset_text(event)]
     return []
+
+
+def _reset_text(told: Mapping[str, Any]) -> str:
+    """`shop, mail; another instance of mail`: of a rollback's event, or of the rollback."""
+    text, others = ", ".join(told["environments"]), ", ".join(told.get("replaced", []))
+    return f"{text}; another instance of {others}" if others else text
 
 
 def attempts_text(attempts: Sequence[Mapping[str, Any]]) -> str:
@@ -110,7 +110,8 @@ def _story(
     for undo in rollback["compensations"]:
         yield _undone(undo)
     if rollback["environments"]:
-        yield _reset(rollback), printable(", ".join(rollback["environments"]))
+        is_done = rollback["epoch"] is not None
+        yield "reset" if is_done else "to reset", printable(_reset_text(rollback))
     yield _end(rollback)
 
 
@@ -124,12 +125,6 @@ def _undone(undo: Mapping[str, Any]) -> tuple[str, str]:
         why, _ = reason_and_log(undo["failure"]["message"])
         return "not undone", printable(f"{what}: {why}", REASON_CHARACTERS)
     return "undone", f"{printable(what)} in {span(undo['ended_at'] - undo['started_at'])}"
-
-
-def _reset(rollback: Mapping[str, Any]) -> str:
-    if rollback["exchanges"]:
-        return "replaced" if rollback["epoch"] is not None else "to replace"
-    return "reset" if rollback["epoch"] is not None else "to reset"
 
 
 def _end(rollback: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from perdure.core.pool_leasing import Leasing
 from perdure.core.pool_ledger import Ledger
 from perdure.core.pool_options import PoolOptions
 from perdure.core.pool_plan import Plan, Planner
+from perdure.core.pool_renewals import Renewals
 from perdure.core.pool_requests import Lease, Queue, Request
 from perdure.core.pool_stock import Stock
 from perdure.messages import Holder
@@ -149,8 +150,9 @@ class Pool:
         if name not in self.hosts:
             return
         self.hosts.remove(name)
+        reason = f"its host {name} is gone"
+        self.renewals.give_up(reason, name)
         for instance in self.instances.on(name):
-            reason = f"its host {name} is gone"
             self._leasing.part_from(instance, reason, now)
             self._fleet.is_gone(instance)
             self._decisions.append(
@@ -214,6 +216,7 @@ class Pool:
     def shut_down(self, now: float, reason: str = "the pool was shut down") -> None:
         """Stop everything, whatever it does, and refuse everybody."""
         self.closing = reason
+        self.renewals.give_up(reason)
         self._stock.forget([*self._fleet.definitions])
         self._fleet.hurry_stops(now)
         for instance in self.instances:
@@ -231,7 +234,8 @@ class Pool:
         self._look_at_hosts(now)
         self._fleet.stop_again(now)
         if self.closing is None:
-            self._give_up_on_the_unplaceable(now)
+            patience = self.options.unplaceable_seconds
+            self._leasing.give_up_on_the_unplaceable(self._ledger(now), patience, now)
             # What is ordered may change what fits: whatever is to be done is told now, since
             # nothing else may happen for a long time.
             for _ in range(ROUNDS):
@@ -365,7 +369,9 @@ class Pool:
             host_away_seconds=self.options.host_away_seconds,
             fresh_seconds=self.options.fresh_seconds,
         )
-        self.answers = Answers(self._desk, self._fleet, self._stock, self._leasing)
+        self.renewals = Renewals(self._desk, self._fleet, self._leasing, self._decisions)
+        """Where holders have environments of their leases reset."""
+        self.answers = Answers(self._desk, self._fleet, self._stock, self._leasing, self.renewals)
         """Where instances tell what became of orders."""
 
     # --- Inside: requests and leases --------------------------------------------------------
@@ -400,7 +406,9 @@ class Pool:
         return bool(plan.starts or plan.resets or plan.stops or plan.robbed)
 
     def _planner(self, now: float) -> Planner:
-        return Planner(self._ledger(now), self._desk.slots(), self._desk.paused)
+        ledger = self._ledger(now)
+        self.renewals.place(ledger, now)
+        return Planner(ledger, self._desk.slots(), self._desk.paused)
 
     def _ledger(self, now: float) -> Ledger:
         return Ledger(self.hosts, self.instances, self._fleet.definitions, now)
@@ -417,21 +425,6 @@ class Pool:
             self._fleet.reset(instance, now)
         for start in plan.starts:
             self._fleet.start(start.definition, start.host, start.wanted_by, now)
-
-    def _give_up_on_the_unplaceable(self, now: float) -> None:
-        """Refuse those that no host could hold even if it were empty, after some patience."""
-        ledger, complaints = self._ledger(now), dict[tuple[str, ...], str | None]()
-        for waiter in [*self.queue]:
-            kind = waiter.request.kind
-            if kind not in complaints:
-                complaints[kind] = ledger.unplaceable(waiter.request)
-            complaint = complaints[kind]
-            if complaint is None:
-                waiter.stuck_since = None
-            elif waiter.stuck_since is None:
-                waiter.stuck_since = now
-            elif now - waiter.stuck_since >= self.options.unplaceable_seconds:
-                self._desk.refuse(waiter, "environment", complaint)
 
     # --- Inside: time -----------------------------------------------------------------------
 

@@ -97,6 +97,18 @@ class Refuse:
 
 
 @dataclass(frozen=True)
+class Renew:
+    """Environments of a lease are as new, as the holder asked; some may be other instances now."""
+
+    request_id: str
+    holder: Holder
+    number: int
+    """Of the reset that was asked for."""
+    instances: list[GrantedInstance]
+    """Those of the environments that were to be reset."""
+
+
+@dataclass(frozen=True)
 class LoseLease:
     """Instances under a lease are gone. What is left is the holder's until it releases it."""
 
@@ -133,6 +145,7 @@ Decision = (
     | StopInstance
     | Grant
     | Refuse
+    | Renew
     | LoseLease
     | SweepHost
     | AbandonInstance
@@ -147,6 +160,7 @@ _TYPES: dict[str, Any] = {
         StopInstance,
         Grant,
         Refuse,
+        Renew,
         LoseLease,
         SweepHost,
         AbandonInstance,

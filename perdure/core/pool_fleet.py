@@ -57,19 +57,27 @@ class Fleet:
 
     # --- Orders -----------------------------------------------------------------------------
 
-    def start(self, definition: Definition, host: str, wanted_by: str | None, now: float) -> None:
-        """Start an instance; its ports are reserved from here on."""
+    def start(
+        self,
+        definition: Definition,
+        host: str,
+        wanted_by: str | None,
+        now: float,
+        state: State = "starting",
+    ) -> Instance | None:
+        """Start an instance; its ports are reserved from here on. None: they were not found."""
         number = self.numbers + 1
         within = self.hosts[host].facts.port_range
         ports = self.hosts.ports(host).choose(number, _wanted(definition), within, now)
         if ports is None:
-            return  # counted as free, but not from where the search could find them
+            return None  # counted as free, but not from where the search could find them
         self.numbers = number
         project = project_name(definition.name, number, self.uuid, self.prefix)
         instance = Instance(number, definition.key, definition.name, project, host, ports)
         instance.wanted_by, instance.order = wanted_by, 0
         self.instances.add(instance)
-        self.order(instance, "starting", now)
+        self.order(instance, state, now)
+        return instance
 
     def reset(self, instance: Instance, now: float) -> None:
         """Make it as if it were new."""
@@ -98,7 +106,7 @@ class Fleet:
         return [order for instance in self.instances for order in self._unanswered(instance)]
 
     def _unanswered(self, i: Instance) -> list[Decision]:
-        if i.state == "starting":
+        if i.state in ("starting", "replacing"):
             ports = dict(i.ports)
             return [
                 told.StartInstance(
@@ -112,7 +120,7 @@ class Fleet:
                     reset=self.definition(i).is_resettable,
                 )
             ]
-        if i.state == "resetting":
+        if i.state in ("resetting", "renewing"):
             return [told.ResetInstance(i.number, i.order, i.host)]
         if i.state == "checking":
             return [told.CheckInstance(i.number, i.order, i.host)]
@@ -122,10 +130,10 @@ class Fleet:
 
     # --- Answers ----------------------------------------------------------------------------
 
-    def answering(self, number: int, order: int, state: State) -> Instance | None:
+    def answering(self, number: int, order: int, *states: State) -> Instance | None:
         """The instance, if this answers its newest order; else there is nothing to hear."""
         instance = self.instances.get(number)
-        if instance and instance.order == order and instance.state == state:
+        if instance and instance.order == order and instance.state in states:
             return instance
         return None
 
@@ -154,6 +162,9 @@ class Fleet:
         instance.lease = None
         if used and definition.environment.disable_reuse:
             instance.is_retiring = True
+        if instance.state in ("renewing", "replacing"):  # that goes on, for whoever comes next
+            instance.become("resetting" if instance.state == "renewing" else "starting", now)
+            return
         instance.become("dirty" if used and definition.is_resettable else "clean", now)
 
     def change_ports(
@@ -177,7 +188,7 @@ class Fleet:
         if chosen is None or tried_enough:
             return Failure(f"ports of {host.name} are in use: {', '.join(map(str, taken))}")
         instance.ports.update(chosen)
-        self.order(instance, "starting", now)
+        self.order(instance, instance.state, now)
         return None
 
     def is_gone(self, instance: Instance) -> None:

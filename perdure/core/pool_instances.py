@@ -1,6 +1,8 @@
 """The instances of a pool, from the order to start one until it is gone without a trace.
 
     starting -> (dirty -> resetting) -> clean -> checking -> leased -> dirty or clean again
+    leased -> renewing -> leased: it was reset for who has it
+    replacing (-> renewing) -> leased: another one took its place
     and from each of these: -> stopping -> gone
 
 An instance counts against its environment's limit from its start until it is gone.
@@ -13,7 +15,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-State = Literal["starting", "dirty", "resetting", "clean", "checking", "leased", "stopping"]
+State = Literal[
+    "starting",
+    "dirty",
+    "resetting",
+    "clean",
+    "checking",
+    "leased",
+    "renewing",
+    "replacing",
+    "stopping",
+]
+"""`renewing`: being reset, and `replacing`: starting, both under a lease that is in use."""
 
 PUBLIC_STATES: dict[State, str] = {
     "starting": "starting",
@@ -22,6 +35,8 @@ PUBLIC_STATES: dict[State, str] = {
     "clean": "available",
     "checking": "in_use",
     "leased": "in_use",
+    "renewing": "in_use",
+    "replacing": "starting",
     "stopping": "stopping",
 }
 """As people know the states (P16)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from perdure.core import pool_decisions as told
 from perdure.core.pool_decisions import Decision
 from perdure.core.pool_desk import Desk
 from perdure.core.pool_fleet import Failure, Fleet
 from perdure.core.pool_instances import FREE, Instance
-from perdure.core.pool_ledger import Placement
+from perdure.core.pool_ledger import Ledger, Placement
 from perdure.core.pool_requests import FAILURES_ALLOWED, Lease, Waiter
 from perdure.core.pool_stock import Stock
 
@@ -69,12 +71,21 @@ class Leasing:
         name, holder = lease.request.request_id, lease.request.holder
         if lease.state == "lost":
             return told.LoseLease(name, holder, lease.reason, list(lease.missing))
-        instances = [self._fleet.instances[number] for number in lease.instances]
-        granted = [
+        return told.Grant(name, holder, lease.host, self.granted(lease, lease.request.names))
+
+    def renewed(self, lease: Lease) -> Decision:
+        """The environments that its holder wanted reset are as new."""
+        name, holder = lease.request.request_id, lease.request.holder
+        return told.Renew(name, holder, lease.renewal, self.granted(lease, lease.renews))
+
+    def granted(self, lease: Lease, environments: Container[str]) -> list[told.GrantedInstance]:
+        """The instances of a lease, as its holder hears of them."""
+        instances = (self._fleet.instances[number] for number in lease.instances)
+        return [
             told.GrantedInstance(i.number, i.key, i.environment, i.project, dict(i.ports))
             for i in instances
+            if i.environment in environments
         ]
-        return told.Grant(name, holder, lease.host, granted)
 
     # --- Taken away -------------------------------------------------------------------------
 
@@ -92,12 +103,16 @@ class Leasing:
                 self._fleet.take_back(self._fleet.instances[number], now, used=False)
             self._desk.queue.put(lease.waiter)
             return lease.waiter
+        self.lose(lease, instance.environment, reason)
+        return None
+
+    def lose(self, lease: Lease, environment: str, reason: str) -> None:
+        """A lease has no instance of an environment any longer."""
         if news := self._untold_loss(lease):
             self._decisions.remove(news)  # one word for all that is lost together
         lease.state, lease.reason, lease.is_acknowledged = "lost", reason, False
-        lease.missing.append(instance.environment)
+        lease.missing.append(environment)
         self._decisions.append(self.news(lease))
-        return None
 
     def _untold_loss(self, lease: Lease) -> Decision | None:
         losses = (d for d in self._decisions if isinstance(d, told.LoseLease))
@@ -105,13 +120,11 @@ class Leasing:
 
     def fail(self, instance: Instance, failure: Failure, now: float) -> None:
         """It is not handed out any more; who was to get it gets another, or is refused."""
-        is_free = instance.state in FREE
-        name, reason = f"environment {instance.environment}", failure.reason
-        reason = reason if reason.startswith(name) else f"{name}: {reason}"
+        is_free, reason = instance.state in FREE, of_environment(instance, failure)
         waiter = self.part_from(instance, reason, now)
         self._fleet.stop(instance, failure.reason, now)
-        if now - self._fleet.hosts[instance.host].heard >= self._host_away_seconds:
-            return  # its worker is away: that is nobody's fault
+        if self.is_away(instance.host, now):
+            return  # that is nobody's fault
         refused = [waiter] if waiter and self._count_failure(waiter) else []
         if failure.is_final:
             refused = self._hopeless(instance, waiter)
@@ -119,6 +132,25 @@ class Leasing:
             self._desk.refuse(hopeless, "environment", reason, failure.log)
         if is_free and waiter is None:
             self._stock.fail(instance.key, reason)
+
+    def is_away(self, host: str, now: float) -> bool:
+        """Whether its worker is silent."""
+        return now - self._fleet.hosts[host].heard >= self._host_away_seconds
+
+    def give_up_on_the_unplaceable(self, ledger: Ledger, patience: float, now: float) -> None:
+        """Refuse those that no host could hold even if it were empty, after some patience."""
+        complaints: dict[tuple[str, ...], str | None] = {}
+        for waiter in [*self._desk.queue]:
+            kind = waiter.request.kind
+            if kind not in complaints:
+                complaints[kind] = ledger.unplaceable(waiter.request)
+            complaint = complaints[kind]
+            if complaint is None:
+                waiter.stuck_since = None
+            elif waiter.stuck_since is None:
+                waiter.stuck_since = now
+            elif now - waiter.stuck_since >= patience:
+                self._desk.refuse(waiter, "environment", complaint)
 
     def _count_failure(self, waiter: Waiter) -> bool:
         waiter.failures += 1
@@ -137,3 +169,9 @@ class Leasing:
                 and instance.key in [definition.key for definition in other.request.environments]
             )
         ]
+
+
+def of_environment(instance: Instance, failure: Failure) -> str:
+    """Why an instance failed, with the name of its environment."""
+    name = f"environment {instance.environment}"
+    return failure.reason if failure.reason.startswith(name) else f"{name}: {failure.reason}"

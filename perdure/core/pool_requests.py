@@ -125,6 +125,12 @@ class Lease:
     """Why it is lost."""
     missing: list[str] = field(default_factory=list)
     """Environments whose instances are gone."""
+    renewal: int = 0
+    """Number of the newest reset that its holder asked for."""
+    renews: list[str] = field(default_factory=list)
+    """The environments of that."""
+    renewing: dict[str, int] = field(default_factory=dict)
+    """Those that are not as new yet: how many of their instances failed in this."""
 
     @property
     def request(self) -> Request:

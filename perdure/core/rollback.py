@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perdure.core.pool_decisions import GrantedInstance
 from perdure.core.record import utc_iso
 from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.core.task import Step
@@ -45,16 +44,6 @@ class Compensation:
     def activity_id(self) -> str:
         """The one activity that carries it."""
         return f"undo {self.step.id}#{self.epoch}.{self.attempt} {self.kind}"
-
-
-@dataclass(frozen=True)
-class ResetEnd:
-    """What came of resetting the environments of a rollback."""
-
-    instances: list[GrantedInstance] = field(default_factory=list)
-    """Those that are other ones now, or have other ports."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """By environment, why it could not be reset."""
 
 
 def kinds_of(step: Step) -> list[UndoKind]:
@@ -131,9 +120,10 @@ class Rollback:
     phase: Phase = "stopping"
     is_failed: bool = False
     """True: something could not be undone, and no loss of the instances excuses it."""
-    resets_taken: bool = False
-    exchanges: bool = False
-    """True: an environment could not be reset, and all of them are given back for others."""
+    asked_for_reset: bool = False
+    """Whether the pool was asked to reset the environments."""
+    replaced: list[str] = field(default_factory=list)
+    """Those of the environments that could not be reset: another instance took the place."""
     epoch: int | None = None
     """The one that it began; None while it lasts, and if it was abandoned."""
     abandoned: str | None = None
@@ -156,9 +146,7 @@ class Rollback:
     @property
     def is_busy(self) -> bool:
         """Whether it has begun what it brings to an end, whatever happens to the run."""
-        if self.phase == "undoing":
-            return not self.is_undone
-        return self.phase == "resetting" and self.resets_taken
+        return self.phase == "undoing" and not self.is_undone
 
     def undo(self, number: int) -> Undo | None:
         """The compensation of that number."""
@@ -189,7 +177,7 @@ class Rollback:
             "cancelled": self.cancelled,
             "compensations": [undo.to_dict() for undo in self.undos],
             "environments": self.environments,
-            "exchanges": self.exchanges,
+            "replaced": self.replaced,
             "started_at": self.started_at,
             "ended_at": self.ended_at,
             "abandoned": self.abandoned,

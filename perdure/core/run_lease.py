@@ -11,7 +11,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_names import ambiguous_variables
 from perdure.core.run_start import BadStart
 from perdure.messages import Holder, PoolUse, RunRef, StepInstance
-from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen
+from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseReset, LeaseSeen
 
 LeaseState = Literal["waiting", "held", "lost", "over"]
 """`lost`: instances of it are gone, and steps that use the others may still be ending."""
@@ -67,7 +67,6 @@ class RunLease:
         self._bind = bind
         self._index = index
         self._number = 0
-        self._bound_to: str | None = None
         self._broken: dict[str, str] = {}
         self._outbox = _Outbox()
         self.state: LeaseState = "over"
@@ -82,8 +81,6 @@ class RunLease:
         """Seconds that it waited for the newest lease."""
         self.waited_before = 0.0
         """Seconds that it waited for the leases it lost."""
-        self.spent = 0.0
-        """Seconds of the task's clock that ran under leases which it exchanged for the newest."""
         self.ask(now)
 
     # --- Asking and giving back -------------------------------------------------------------
@@ -110,7 +107,6 @@ class RunLease:
             max_parallel=self._use.max_parallel,
             priority=self._priority,
             bind=self._bind,
-            host=self._bound_to,
             index=self._index,
         )
 
@@ -119,37 +115,34 @@ class RunLease:
         """The run, as pools know it."""
         return Holder(self._run.workflow_id, self._run.run_id)
 
-    def ask(self, now: float, host: str | None = None) -> None:
-        """Ask for the next lease, on that host if one is named."""
+    def ask(self, now: float) -> None:
+        """Ask for the next lease."""
         self._number += 1
-        self._bound_to = host
         self._broken = {}
         self.grant = None
         self.since, self.waited_before, self.waited = now, self.waited_before + self.waited, 0.0
-        self.spent = 0.0
         self.state = "waiting"
         self._outbox.requests.append(self.request)
 
-    def exchange(self, now: float) -> None:
-        """Ask for the next lease in place of this one; the task's clock goes on after that.
-
-        On the same host, where the files of those lie that are not taken back.
-        """
-        spent = now - self.since - self.waited + self.spent
-        self.ask(now, self.grant.host if self.grant else None)
-        self.spent = spent
+    def reset(self, number: int, environments: Sequence[str]) -> LeaseReset | None:
+        """The word by which these become as new, under this lease; None: it is not held."""
+        if self.state != "held":
+            return None
+        return LeaseReset(self._use.pool, self.request_id, self.holder, number, list(environments))
 
     def spoil(self, environments: Mapping[str, str]) -> None:
         """Give these instances back as broken, when the time comes: by environment, why."""
         known = {name: why for name, why in environments.items() if name in self._definitions}
         self._broken = {**known, **self._broken}
 
-    def replaced(self, instances: Sequence[GrantedInstance]) -> None:
-        """Instances of the lease are other ones now, or have other ports."""
-        if self.grant:
-            new = {instance.environment: instance for instance in instances}
-            kept = [new.get(i.environment, i) for i in self.grant.instances]
-            self.grant = replace(self.grant, instances=kept)
+    def replace(self, instances: Sequence[GrantedInstance]) -> list[str]:
+        """These are the lease's instances of their environments now; names the other ones."""
+        if self.grant is None:
+            return []
+        new = {instance.environment: instance for instance in instances}
+        before = self.grant.instances
+        self.grant = replace(self.grant, instances=[new.get(i.environment, i) for i in before])
+        return [i.environment for i in before if new.get(i.environment, i).instance != i.instance]
 
     def give_back(self, now: float) -> bool:
         """Wait no more, or need the instances no more; False if there is nothing to give back."""
@@ -303,8 +296,6 @@ class RunLease:
             "since": self.since,
             "waited": self.waited,
             "waited_before": self.waited_before,
-            "spent": self.spent,
-            "bound_to": self._bound_to,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -316,8 +307,6 @@ class RunLease:
         self.restarts = state["restarts"]
         self.since, self.waited = state["since"], state["waited"]
         self.waited_before = state["waited_before"]
-        self.spent = state.get("spent", 0.0)
-        self._bound_to = state.get("bound_to")
         grant = state["grant"]
         self.grant = grant and _grant_of(grant)
 

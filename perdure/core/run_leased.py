@@ -19,7 +19,9 @@ from perdure.core.run_lease import LostLease
 from perdure.core.run_queues import QueuedRun
 from perdure.core.run_state import RunFailure
 from perdure.messages import StepInstance, StepOutcome
-from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseSeen
+from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseReset, LeaseSeen
+
+LeaseWord = LeaseRequest | LeaseSeen | LeaseReset | LeaseRelease
 
 ENVIRONMENT_FAILED = "EnvironmentFailed"
 """Type of the failure of a task that can have no environments."""
@@ -85,7 +87,7 @@ class LeasedRun(QueuedRun):
 
     # --- What is to be told to the pool -----------------------------------------------------
 
-    def take_lease_words(self) -> list[LeaseRequest | LeaseSeen | LeaseRelease]:
+    def take_lease_words(self) -> list[LeaseWord]:
         """What is to be sent to the pool, each handed out once."""
         releases, self._stray_releases = self._stray_releases, []
         if self._lease is None:

@@ -56,7 +56,7 @@ class QueuedRun(RunState):
             return self.started_at + self.timeout_seconds + still
         if self._lease.state == "waiting":
             return None
-        began = self._lease.since + self._lease.waited - self._lease.spent
+        began = self._lease.since + self._lease.waited
         return began + self.timeout_seconds + still
 
     # --- For the rules ----------------------------------------------------------------------

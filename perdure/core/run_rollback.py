@@ -2,9 +2,9 @@
 
 The rollback begins with the failure (`_roll_back`). Then it goes through its phases as the workflow
 asks what there is to do: running steps of the span are stopped (`to_stop`), what its attempts did
-is undone, newest first, one after another (`take_compensation`), environments are reset
-(`take_resets`), and the context becomes that of a run in which the span has never been, under the
-next epoch. Until then nothing is started, and whatever ends outside the span keeps its work.
+is undone, newest first, one after another (`take_compensation`), the pool resets environments
+(`take_lease_words`), and the context becomes that of a run in which the span has never been, under
+the next epoch. Until then nothing is started, and whatever ends outside the span keeps its work.
 
 Up to the first compensation a fatal failure, a cancel or a loss of the instances takes the rollback
 away as if it had not been begun. After that the compensations planned all run, and the run takes
@@ -16,12 +16,15 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.core.journal import Entry
+from perdure.core.pool_decisions import Renew
 from perdure.core.record import Attempt, AttemptStatus
-from perdure.core.rollback import Compensation, ResetEnd, Rollback, Undo
+from perdure.core.rollback import Compensation, Rollback, Undo
+from perdure.core.run_leased import LeaseWord
 from perdure.core.run_span import SpanRun
 from perdure.core.run_state import RunFailure
 from perdure.core.task import Step
 from perdure.messages import StepFailure, StepOutcome
+from perdure.pool_messages import LeaseReset
 
 
 class RollbackRun(SpanRun):
@@ -73,36 +76,35 @@ class RollbackRun(SpanRun):
             self._leave_queues(now)
             self._part(now)
 
-    def take_resets(self, now: float) -> list[str]:
-        """The environments to be reset under the lease now; handed out once, all together."""
-        self._go_on(now)
+    def take_lease_words(self) -> list[LeaseWord]:
+        """What is to be sent to the pool, each handed out once; a reset once all is undone."""
+        words = super().take_lease_words()
         current = self._rollbacks.current
-        if current is None or current.phase != "resetting" or current.resets_taken:
-            return []
-        current.resets_taken = True
-        return list(current.environments)
+        if current and not current.asked_for_reset and (reset := self._due_reset):
+            current.asked_for_reset = True
+            words.append(reset)
+        return words
 
-    def were_reset(self, end: ResetEnd, now: float) -> None:
-        """What came of the resets.
+    @property
+    def open_reset(self) -> LeaseReset | None:
+        """What of its lease the run asked its pool to reset, and has no answer to yet."""
+        current = self._rollbacks.current
+        return self._due_reset if current and current.asked_for_reset else None
 
-        If one failed, all environments are given back for others, and whoever used one of them is
-        taken back too.
-        """
+    def lease_renewed(self, renewal: Renew, now: float) -> bool:
+        """The environments of a rollback are as new; False if the run does not wait for that."""
         current, lease = self._rollbacks.current, self._lease
-        if current is None or lease is None or not current.resets_taken:
-            return
-        if current.phase != "resetting":
-            return
-        lease.replaced(end.instances)
-        told = {"failed": end.failed} if end.failed else {}
+        self._go_on(now)
+        due = self._due_reset
+        if current is None or lease is None or due is None:
+            return False
+        if (renewal.request_id, renewal.number) != (due.request_id, due.number):
+            return False
+        current.replaced = lease.replace(renewal.instances)
+        told = {"replaced": current.replaced} if current.replaced else {}
         self._note("environments.reset", now, environments=current.environments, **told)
-        lease.spoil(end.failed)
         current.phase = "clean"
-        if self.halted or self.is_parting:
-            self._leave_queues(now)
-            self._part(now)
-        elif end.failed:
-            self._exchange_lease(current, now)
+        return True
 
     # --- What is seen -----------------------------------------------------------------------
 
@@ -195,8 +197,7 @@ class RollbackRun(SpanRun):
             self._plan(current)
             current.phase = "undoing"
         if current.phase == "undoing" and current.is_undone:
-            needs_reset = current.environments and not current.exchanges
-            current.phase = "resetting" if needs_reset else "clean"
+            current.phase = "resetting" if current.environments else "clean"
 
     def _finish_rollbacks(self, now: float) -> None:
         """Take the context back as soon as the world is, and begin the rollback that follows."""
@@ -232,6 +233,14 @@ class RollbackRun(SpanRun):
             super()._part(now)
 
     @property
+    def _due_reset(self) -> LeaseReset | None:
+        """What the rollback that is under way needs of the pool now."""
+        current, lease = self._rollbacks.current, self._lease
+        if current is None or current.phase != "resetting" or lease is None:
+            return None
+        return lease.reset(current.number, current.environments)
+
+    @property
     def _is_at_work(self) -> bool:
         return self.is_rolling_back or super()._is_at_work
 
@@ -250,12 +259,6 @@ class RollbackRun(SpanRun):
         self._note("rollback.widened", now, steps=current.span, cause=failed, **current.told())
         self._hold_back(current, now)
 
-    def _exchange_lease(self, current: Rollback, now: float) -> None:
-        """Widen the rollback to whoever used one of the instances, which all go."""
-        failed, self._rollbacks.next = self._rollbacks.next, []
-        current.exchanges, current.phase = True, "stopping"
-        self._join(current, failed, now)
-
     # --- Inside: the end --------------------------------------------------------------------
 
     def _finish_rollback(self, current: Rollback, now: float) -> None:
@@ -265,10 +268,6 @@ class RollbackRun(SpanRun):
         self._rollbacks.current = None
         told = current.told()
         self._note("rollback.completed", now, epoch=self.epoch, steps=current.span, **told)
-        if current.exchanges and self._lease:
-            self._give_lease_back(now)
-            self._lease.exchange(now)
-            self._note_request(now)
         self._set_clock(now)
 
     def _fail_with_the_cause(self, current: Rollback) -> None:

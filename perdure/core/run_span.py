@@ -12,7 +12,7 @@ from perdure.core.record import Attempt, utc_iso
 from perdure.core.rollback import Cause, Compensation, Rollback, Undo, kinds_of
 from perdure.core.rollback_marks import retried, retry_resets, rolled_back_sandboxes
 from perdure.core.run_leased import LeasedRun
-from perdure.core.spans import ordered, reach, used_environments, widened
+from perdure.core.spans import ordered, reach, used_environments
 from perdure.core.task import RetryConfig, Step
 from perdure.messages import StepFailure
 
@@ -33,9 +33,6 @@ class SpanRun(LeasedRun):
         span, reset = reach(self.task, self._graph, configs, started)
         # Of environments that no lease holds there is nothing to be reset.
         held = self._lease.environments if self._lease else []
-        if current.exchanges:
-            inside, _ = widened(self.task, self._graph, set(span), started, held)
-            span, reset = ordered(self._graph.ids, inside), tuple(held)
         current.span = list(span)
         current.environments = [name for name in reset if name in held]
 

@@ -14,13 +14,13 @@ from perdure.cli.environment_failures import environment_lines, reason_and_log
 from perdure.cli.instances import Seen, Teller, counts, seen_by
 from perdure.cli.leases import lease_lines
 from perdure.cli.pool_tables import head_line, tables
+from perdure.core.pool_instances import PUBLIC_STATES
 from perdure.core.run_leased import LOG_ENDS_WITH
 from perdure.errors import PerdureError
 
 
 def instance(number: int, doing: str, **facts: Any) -> dict[str, Any]:
-    public = {"leased": "in_use", "checking": "in_use", "starting": "starting"}
-    state = "stopping" if doing == "stopping" else public.get(doing, "available")
+    state = PUBLIC_STATES[doing]  # type: ignore[index]
     return {
         "instance_id": f"shop:pool_shop_{number}",
         "number": number,
@@ -97,7 +97,7 @@ def printed(shown: dict[str, Any]) -> str:
 
 
 def test_instances_are_counted_by_what_people_know_of_them() -> None:
-    states = ["leased", "checking", "leased", "starting", "clean", "resetting", "stopping"]
+    states = ["leased", "checking", "renewing", "replacing", "clean", "resetting", "stopping"]
     shown = [instance(n, doing) for n, doing in enumerate(states)]
 
     assert counts(shown) == "3 in use, 1 starting, 2 idle, 1 stopping"
@@ -121,6 +121,16 @@ def test_a_suite_sees_instances_of_its_environments_and_its_own_tasks_alone() ->
         "task/mine/late/1": "mail: 1 of 1 instances are there",
         "task/mine/refund/1": "looking at shop",
     }
+
+
+def test_an_instance_that_takes_the_place_of_another_is_told_as_any_other() -> None:
+    teller = Teller()
+    lives = ["replacing", "renewing", "leased", "renewing", "leased"]
+
+    told = [teller.lines(Seen([instance(1, doing, since=100.0)])) for doing in lives]
+
+    assert [len(lines) for lines in told] == [1, 1, 0, 0, 0]
+    assert printed(view(instance(1, "renewing"))).count("resetting for its task") == 1
 
 
 def test_each_start_and_each_end_of_an_instance_is_told_once() -> None:

@@ -6,6 +6,7 @@ ended, which of them count. By it each thing that the run decides is judged as i
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterable
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.core.context import diff, same
-from perdure.core.pool_decisions import Grant, GrantedInstance, LoseLease
-from perdure.core.rollback import Compensation, ResetEnd
+from perdure.core.pool_decisions import Grant, GrantedInstance, LoseLease, Renew
+from perdure.core.rollback import Compensation
 from perdure.core.run import Dispatch, TaskRun
 from perdure.core.task import Step, Task
 from perdure.messages import (
@@ -26,7 +27,7 @@ from perdure.messages import (
     StepFailure,
     StepOutcome,
 )
-from perdure.pool_messages import LeaseRequest
+from perdure.pool_messages import LeaseRequest, LeaseReset
 from tests.core.rollback_kit import REF, task
 from tests.workflows.fake_pool import MAIL, SHOP
 
@@ -44,6 +45,7 @@ class Chances:
     """The task is cancelled, or its time is up."""
     undo_failure: float = 0.0
     reset_failure: float = 0.1
+    """That an instance cannot be reset: another one takes its place, or the lease is lost."""
     lease_loss: float = 0.0
     fatal: float = 0.1
     """That a step is one whose failure ends the task."""
@@ -161,6 +163,8 @@ class World:
 
     def __init__(self, task: Task, chance: random.Random, chances: Chances) -> None:
         self.task = task
+        self.steps = {step.id: step for step in task.steps}
+        self.dependents = functools.cache(self._dependents)
         self.chance = chance
         self.chances = chances
         self.now = 0.0
@@ -177,7 +181,7 @@ class World:
         self.undoing: Compensation | None = None
         self.batch: list[tuple[int, int, str]] = []
         """What was undone since the last time that steps were stopped."""
-        self.resetting = False
+        self.resetting: LeaseReset | None = None
         self.restarts = 0
         self.starts: dict[str, int] = {}
         self.answered: dict[str, int] = {}
@@ -228,17 +232,17 @@ class World:
         self._answer_the_limit()
         self._carry_over()
         self._stop()
-        for take in self.chance.sample([self._undo, self._reset, self._start], 3):
+        for take in self.chance.sample([self._undo, self._start, self._answer_the_pool], 3):
             take()
         self._start()  # whatever the order, nothing is forgotten
         self._undo()
-        self._reset()
+        self._answer_the_pool()
         self._meddle()
         self._happen()
         self.listen()
 
     def _carry_over(self) -> None:
-        quiet = not self.flying and self.undoing is None and not self.resetting
+        quiet = not self.flying and self.undoing is None
         if quiet and self.chance.random() < self.chances.carry_over and not self.run.halted:
             state = json.loads(json.dumps(self.run.state()))
             fresh = self._new_run()
@@ -248,7 +252,10 @@ class World:
 
     def _answer_the_pool(self) -> None:
         for word in self.run.take_lease_words():
-            if isinstance(word, LeaseRequest):
+            if isinstance(word, LeaseReset):
+                self._may_reset(word)
+                self.resetting = word
+            elif isinstance(word, LeaseRequest):
                 instances = [
                     GrantedInstance(n, name, name, f"p-{name}-{word.request_id[-1]}", {})
                     for n, name in enumerate(word.environments and ENVIRONMENTS)
@@ -291,16 +298,14 @@ class World:
         self.undoing = compensation
         self._may_undo(compensation)
 
-    def _reset(self) -> None:
-        names = self.run.take_resets(self.now)
-        if not names:
-            return
-        assert not self.resetting
+    def _may_reset(self, word: LeaseReset) -> None:
+        names = set(word.environments)
+        assert names
+        assert self.run.open_reset == word
         assert self.undoing is None
         assert self._undone_wholly(self._rollback()["span"]), "the world is undone first"
-        using = {s for s in self.flying if set(self._step(s).uses or ()) & set(names)}
+        using = {s for s in self.flying if set(self._step(s).uses or ()) & names}
         assert not using, "nobody uses what is reset"
-        self.resetting = True
 
     def _meddle(self) -> None:
         chance, run = self.chance, self.run
@@ -335,7 +340,7 @@ class World:
         chance = self.chance
         choices: list[Any] = list(self.flying.values())
         choices += [self.undoing] if self.undoing else []
-        choices += ["reset"] if self.resetting else []
+        choices += [self.resetting] if self.resetting else []
         if not choices:
             at = self.run.wake_at()
             self.now = max(self.now, at or 0.0)
@@ -346,7 +351,7 @@ class World:
             elif isinstance(chosen, Compensation):
                 self._end_undoing(chosen)
             else:
-                self._end_reset()
+                self._end_reset(chosen)
             self.listen()
 
     def _end_somehow(self, made: Made) -> None:
@@ -402,13 +407,27 @@ class World:
             assert self.run.failure
             assert self.run.failure.step == self.original
 
-    def _end_reset(self) -> None:
-        self.resetting = False
-        if self.chance.random() < self.chances.reset_failure:
-            self.batch = []
-            self.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), self.now)
-        else:
-            self.run.were_reset(ResetEnd(), self.now)
+    def _end_reset(self, asked: LeaseReset) -> None:
+        draw, self.resetting = self.chance.random(), None
+        if draw < self.chances.reset_failure / 2:
+            gone = asked.environments[:1]
+            loss = LoseLease(asked.request_id, asked.holder, "it hangs", gone)
+            self.run.lease_lost(loss, self.now)
+            return
+        was = {i.environment: i for i in self.run.instances}
+        number = len(self.run.events) if draw < self.chances.reset_failure else 0
+        instances = [
+            GrantedInstance(number or was[name].number, name, name, f"p-{name}-{number}", {})
+            for name in asked.environments
+            if name in was
+        ]
+        renewal = Renew(asked.request_id, asked.holder, asked.number, instances)
+        is_due = self.run.open_reset == asked
+        assert self.run.lease_renewed(renewal, self.now) == is_due
+        assert not self.run.lease_renewed(renewal, self.now), "told twice"
+        now = {i.environment: i for i in self.run.instances}
+        for granted in instances if is_due else ():
+            assert now[granted.environment].project == granted.project
 
     # --- Judging ----------------------------------------------------------------------------
 
@@ -431,7 +450,7 @@ class World:
     def _may_start(self, dispatch: Dispatch) -> None:
         step = dispatch.step
         assert self.undoing is None
-        assert not self.resetting
+        assert self.run.open_reset is None
         assert step.id not in self.flying
         ended = {made.step.id for made in self.done}
         assert step.id not in ended, "nothing runs twice that was not taken back"
@@ -477,8 +496,7 @@ class World:
             assert config
             chosen = inside if config.environments == "reset" else kept
             chosen |= self.dependents(config.retry_from_step_id) & started
-        renews = len(self.batch) == 0 and rollback["environments"] == list(ENVIRONMENTS)
-        reset = set(ENVIRONMENTS) if renews and self._exchanges() else set()
+        reset: set[str] = set()
         while True:
             for step_id in inside:
                 reset.update(self._step(step_id).uses or ())
@@ -488,16 +506,8 @@ class World:
                 break
             inside = grown
         expected = inside | kept
-        if self._exchanges():
-            while True:
-                users = {s for s in started if self._step(s).uses}
-                grown = expected.union(*(self.dependents(s) & started for s in users | expected))
-                if grown == expected:
-                    break
-                expected = grown
         assert set(rollback["span"]) == expected
-        if not self._exchanges():
-            assert set(rollback["environments"]) == reset
+        assert set(rollback["environments"]) == reset
         assert rollback["span"] == [s.id for s in self.task.steps if s.id in expected]
 
     def _take_back(self, event: dict[str, Any]) -> None:
@@ -573,31 +583,24 @@ class World:
     # --- Of the task ------------------------------------------------------------------------
 
     def _step(self, step_id: str) -> Step:
-        return next(step for step in self.task.steps if step.id == step_id)
+        return self.steps[step_id]
 
     def parents(self, step_id: str) -> set[str]:
-        ids = [step.id for step in self.task.steps]
+        ids = list(self.steps)
         known = self._step(step_id).depends_on
         return set(ids[: ids.index(step_id)] if known is None else known)
 
-    def dependents(self, step_id: str) -> set[str]:
+    def _dependents(self, step_id: str) -> frozenset[str]:
         """The step, and who waits for it, directly or not."""
         found = {step_id}
         for step in self.task.steps:
             if self.parents(step.id) & found:
                 found.add(step.id)
-        return found
+        return frozenset(found)
 
     def _rollback(self) -> dict[str, Any]:
-        """The newest one."""
-        return self.run.record()["rollbacks"][-1]  # type: ignore[no-any-return]
-
-    def _exchanges(self) -> bool:
-        """Whether a reset of the newest rollback has failed."""
-        last = [
-            e for e in self.run.events if e["type"] in ("rollback.started", "environments.reset")
-        ]
-        return bool(last) and bool(last[-1].get("failed"))
+        """The newest one, as the record has it; to have all of that made would be dear."""
+        return self.run._rollbacks.all[-1].recorded()
 
     def _undone_wholly(self, span: Iterable[str]) -> bool:
         return all(

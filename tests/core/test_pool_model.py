@@ -25,6 +25,7 @@ from perdure.core.pool_decisions import (
     Grant,
     LoseLease,
     Refuse,
+    Renew,
     ResetInstance,
     StartInstance,
     StopInstance,
@@ -43,6 +44,7 @@ from perdure.messages import Holder
 
 MOVES = [
     *["answer_well"] * 10,
+    *["reset_a_lease"] * 3,
     *["ask"] * 4,
     *["release"] * 4,
     *["answer_badly", "answer_twice", "lose_an_instance", "take_ports", "crash"],
@@ -51,6 +53,7 @@ MOVES = [
 ]
 NAMES = ["a", "b", "c", "d"]
 HOSTS = ["h1", "h2"]
+BUSY = ("checking", "leased", "renewing", "replacing")
 
 definition_of = st.builds(
     lambda name, limit, resets, ports, once, gb: Definition(
@@ -98,6 +101,11 @@ class Asked:
     number: int
     state: str = "waiting"
     instances: list[int] = field(default_factory=list)
+    host: str | None = None
+    is_lost: bool = False
+    resets: int = 0
+    resetting: list[str] = field(default_factory=list)
+    """Environments that it wants reset, and does not use meanwhile."""
 
 
 class WatchedPool(Pool):
@@ -211,7 +219,8 @@ class PoolMachine(RuleBasedStateMachine):
             self._go_on()
             if order := next((up for up in self.up.values() if not up.answered), None):
                 self._answer(order.order)
-            for name in [n for n, asked in self.asked.items() if asked.state == "granted"][:1]:
+            done = [n for n, a in self.asked.items() if a.state == "granted" and not a.resetting]
+            for name in done[:1]:  # the others wait for an answer, which comes
                 self._give_back(name)
             states = {asked.state for asked in self.asked.values()}
             if not self.up and states <= {"over", "refused"}:
@@ -295,9 +304,31 @@ class PoolMachine(RuleBasedStateMachine):
         for number in asked.instances:
             is_broken = number in self.up and self.up[number].name in reasons
             assert not is_broken or self.pool.instances[number].state == "stopping"
-        asked.state, asked.instances = "over", []
+        asked.state, asked.instances, asked.resetting = "over", [], []
         for up in self.up.values():
             up.users = 0
+
+    def _reset_a_lease(self, pick: int) -> None:
+        granted = [name for name, asked in self.asked.items() if asked.state == "granted"]
+        if not (name := self._pick(granted, pick)):
+            return
+        asked = self.asked[name]
+        holder, names = asked.request.holder, asked.request.names[: 1 + pick % 2]
+        if not asked.resetting:
+            asked.resets += 1
+            self.pool.renewals.ask(name, holder, asked.resets, names, self.now)
+            if not asked.is_lost:  # else that is the answer
+                asked.resetting = names
+                asked.instances = [n for n in asked.instances if self.up[n].name not in names]
+                for number in self.pool.leases[name].instances:
+                    if self.up[number].name in names:
+                        self.up[number].users = 0
+            self._go_on()
+        before = self._frozen()
+        stranger = Holder(holder.workflow_id, "another run")
+        self.pool.renewals.ask(name, holder, asked.resets - pick % 2, NAMES, self.now)
+        self.pool.renewals.ask(name, stranger, asked.resets + 1, NAMES, self.now)
+        assert self._frozen() == before, "a second, a late or a foreign word changes nothing"
 
     def _release_wrongly(self, pick: int) -> None:
         """Twice, or by a run that never held it."""
@@ -312,7 +343,7 @@ class PoolMachine(RuleBasedStateMachine):
         if pick % 4 == 0 and (asked := self._pick(list(self.asked.values()), pick)):
             self.pool.close(asked.request.holder, self.now)
             if asked.state not in ("over", "refused"):
-                asked.state, asked.instances = "over", []
+                asked.state, asked.instances, asked.resetting = "over", [], []
                 for up in self.up.values():
                     up.users = 0
 
@@ -449,10 +480,12 @@ class PoolMachine(RuleBasedStateMachine):
             case LoseLease():
                 asked = self.asked[decision.request_id]
                 assert asked.state in ("granted", "over")
-                lost = decision.environments
+                lost, asked.resetting, asked.is_lost = decision.environments, [], True
                 asked.instances = [
                     n for n in asked.instances if n in self.up and self.up[n].name not in lost
                 ]
+            case Renew():
+                self._hear_of_a_renewal(decision)
             case Refuse():
                 asked = self.asked[decision.request_id]
                 assert asked.state in ("waiting", "over")
@@ -489,16 +522,40 @@ class PoolMachine(RuleBasedStateMachine):
             assert up.host == grant.host, "a lease's instances are on one host"
             assert up.ports == granted.ports
             assert not up.users, "no instance under two leases"
-        asked.state = "granted"
+        asked.state, asked.host = "granted", grant.host
         asked.instances = [granted.instance for granted in grant.instances]
         if len(asked.request.environments) % 2:
             self.pool.acknowledge(grant.request_id, grant.holder)
+
+    def _hear_of_a_renewal(self, renewal: Renew) -> None:
+        asked = self.asked[renewal.request_id]
+        assert renewal.holder == asked.request.holder
+        if asked.state == "over":
+            return  # it was given back meanwhile
+        assert renewal.number == asked.resets
+        assert asked.resetting or not renewal.instances, "answered once"
+        wanted = sorted(d.key for d in asked.request.environments if d.name in asked.resetting)
+        assert sorted(i.key for i in renewal.instances) == wanted
+        for granted in renewal.instances:
+            up = self.up[granted.instance]
+            assert up.answered
+            is_new = isinstance(up.order, StartInstance)
+            assert isinstance(up.order, ResetInstance) or is_new, "reset, or new"
+            assert up.host == asked.host, "a lease's instances are on one host"
+            assert up.ports == granted.ports
+            assert not up.users, "no instance under two leases"
+        asked.instances += [granted.instance for granted in renewal.instances]
+        asked.resetting = []
 
     # --- The rules --------------------------------------------------------------------------
 
     def _look(self) -> None:
         granted = [asked for asked in self.asked.values() if asked.state == "granted"]
         used = Counter(number for asked in granted for number in asked.instances)
+        for name, asked in self.asked.items():
+            lease = self.pool.leases.get(name)
+            is_under_way = bool(lease and lease.state == "granted" and lease.renewing)
+            assert is_under_way == bool(asked.resetting), "every reset is answered"
         assert all(count == 1 for count in used.values()), "no instance under two leases"
         for number, up in self.up.items():
             up.users = used[number]
@@ -542,7 +599,7 @@ class PoolMachine(RuleBasedStateMachine):
                 busy = [
                     i
                     for i in self.pool.instances
-                    if i.environment == definition.name and i.state in ("checking", "leased")
+                    if i.environment == definition.name and i.state in BUSY
                 ]
                 counts[definition.name] = limit - len(busy)
         return counts

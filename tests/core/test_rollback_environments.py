@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from perdure.core.pool_decisions import Grant, GrantedInstance, LoseLease, Refuse
-from perdure.core.rollback import ResetEnd
+from perdure.core.pool_decisions import Grant, GrantedInstance, LoseLease, Renew
 from perdure.messages import PoolUse, StepFailure, StepOutcome
-from perdure.pool_messages import LeaseRelease, LeaseRequest
+from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseReset
 from tests.core.rollback_kit import (
     HOLDER,
     REF,
@@ -16,7 +16,6 @@ from tests.core.rollback_kit import (
     Driver,
     back_to,
     drive,
-    failed,
     kinds,
     start,
     step,
@@ -49,6 +48,16 @@ def releases(driver: Driver) -> list[LeaseRelease]:
     return [w for w in driver.run.take_lease_words() if isinstance(w, LeaseRelease)]
 
 
+def resets(driver: Driver) -> list[LeaseReset]:
+    return [w for w in driver.run.take_lease_words() if isinstance(w, LeaseReset)]
+
+
+def renewal(asked: LeaseReset, number: int) -> Renew:
+    """The answer: the shop is now the instance of that number."""
+    shop = GrantedInstance(number, "shop", "shop", f"p-shop-{number}", {"PORT": 9000 + number})
+    return Renew(asked.request_id, asked.holder, asked.number, [shop])
+
+
 def users(**more: Any) -> Driver:
     """buy and other use the shop, post the mail, aside nothing; check fails back to buy."""
     driver = leased(
@@ -65,16 +74,26 @@ def users(**more: Any) -> Driver:
     return driver
 
 
+def reset_of_the_shop(driver: Driver) -> LeaseReset:
+    """The check has failed, and all is undone but the shop."""
+    driver.fail("check")
+    driver.stop()
+    driver.undo()
+    (asked,) = resets(driver)
+    return asked
+
+
 def test_the_span_is_widened_to_who_uses_what_is_reset() -> None:
     driver = users()
     driver.fail("check")
     assert driver.run.to_stop == ["other"]
     driver.stop()
     assert driver.undo() == ["other#0.1 declared", "buy#0.1 declared"]
-    assert driver.run.take_resets(driver.now) == ["shop"]
-    assert driver.run.take_resets(driver.now) == [], "handed out once"
+    (asked,) = resets(driver)
+    assert asked.environments == ["shop"]
+    assert resets(driver) == [], "handed out once"
     assert driver.go() == []
-    driver.run.were_reset(ResetEnd(), driver.now)
+    driver.run.lease_renewed(renewal(asked, 0), driver.now)
     assert driver.go() == ["buy", "other"]
     assert "environments.reset" in kinds(driver.run)
     assert driver.run.record()["rollbacks"][0]["environments"] == ["shop"]
@@ -84,9 +103,9 @@ def test_environments_are_not_reset_before_everything_is_undone() -> None:
     driver = users()
     driver.fail("check")
     driver.stop()
-    assert driver.run.take_resets(driver.now) == []
+    assert resets(driver) == []
     assert driver.run.take_compensation(driver.now)
-    assert driver.run.take_resets(driver.now) == []
+    assert resets(driver) == []
 
 
 def test_a_rollback_that_keeps_its_environments_resets_none() -> None:
@@ -94,7 +113,7 @@ def test_a_rollback_that_keeps_its_environments_resets_none() -> None:
     driver.fail("check")
     assert driver.run.to_stop == []
     assert driver.undo() == ["buy#0.1 declared"]
-    assert driver.run.take_resets(driver.now) == []
+    assert resets(driver) == []
     assert driver.go() == ["buy"]
 
 
@@ -102,57 +121,40 @@ def test_without_a_lease_nothing_is_reset() -> None:
     driver = drive(step("a", uses=["shop"], **back_to("a")), environments=["shop"])
     driver.go()
     driver.fail("a")
-    assert driver.run.take_resets(0) == []
+    assert resets(driver) == []
     assert driver.go() == ["a"]
 
 
-def test_new_ports_of_an_instance_reach_the_steps_that_run_again() -> None:
+def test_other_instances_and_those_that_stay_reach_the_steps_that_run_again() -> None:
     driver = users()
-    driver.fail("check")
-    driver.stop()
-    driver.undo()
-    driver.run.take_resets(driver.now)
-    new = GrantedInstance(7, "shop", "shop", "p-shop-7", {"PORT": 9000})
-    driver.run.were_reset(ResetEnd([new]), driver.now)
-    driver.go()
+    asked = reset_of_the_shop(driver)
+    driver.run.lease_renewed(renewal(asked, 7), driver.now)
+    assert driver.go() == ["buy", "other"]
     assert [(i.number, i.ports) for i in driver.run.instances] == [
-        (7, {"PORT": 9000}),
+        (7, {"PORT": 9007}),
         (1, {"PORT": 8001}),
     ]
+    record = driver.run.record()
+    assert record["rollbacks"][0]["replaced"] == ["shop"]
+    assert record["lease"]["request_id"] == asked.request_id, "the lease stays"
+    assert driver.run.lease_host == "host"
+    told = next(e for e in driver.run.events if e["type"] == "environments.reset")
+    assert (told["environments"], told["replaced"]) == (["shop"], ["shop"])
 
 
-def test_instances_that_cannot_be_reset_are_given_back_for_others_with_all_who_used_them() -> None:
+def test_a_word_that_comes_twice_or_late_or_means_another_lease_changes_nothing() -> None:
     driver = users()
-    driver.fail("check")
-    driver.stop()
-    driver.undo()
-    assert driver.run.take_resets(driver.now) == ["shop"]
-    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
-    assert driver.run.to_stop == ["post"]
-    driver.stop()
-    assert driver.undo() == ["post#0.1 declared"]
-    assert driver.run.take_resets(driver.now) == [], "others come, clean"
-    assert driver.go() == []
-    words = driver.run.take_lease_words()
-    assert isinstance(words[0], LeaseRelease)
-    assert words[0].broken == {"shop": "it hangs"}
-    request = words[1]
-    assert isinstance(request, LeaseRequest)
-    driver.end("aside")
-    assert driver.go() == [], "it waits for its environments"
-    instances = [
-        GrantedInstance(n, name, name, f"q-{name}", {"PORT": 9000 + n})
-        for n, name in enumerate(("shop", "mail"))
-    ]
-    driver.run.lease_granted(
-        Grant(request.request_id, HOLDER, "host", instances, pool="default"), driver.now
-    )
-    assert driver.go() == ["buy", "other", "post", "unborn"]
-    assert driver.run.restarts == 0
-    assert driver.run.context["results"] == {"aside": 1}
+    asked = reset_of_the_shop(driver)
+    foreign = replace(renewal(asked, 7), request_id="another")
+    late = replace(renewal(asked, 7), number=asked.number - 1)
+    assert not driver.run.lease_renewed(foreign, driver.now)
+    assert not driver.run.lease_renewed(late, driver.now)
+    assert driver.run.lease_renewed(renewal(asked, 8), driver.now)
+    assert not driver.run.lease_renewed(renewal(asked, 9), driver.now)
+    assert [i.number for i in driver.run.instances] == [8, 1]
 
 
-def test_who_failed_meanwhile_is_taken_back_with_all_who_used_the_instances() -> None:
+def test_who_fails_while_an_environment_is_reset_is_taken_back_after_that() -> None:
     driver = leased(
         step("buy", uses=["shop"], **back_to("buy")),
         step("first", uses=[], **UNDO),
@@ -162,78 +164,44 @@ def test_who_failed_meanwhile_is_taken_back_with_all_who_used_the_instances() ->
     driver.end("first")
     driver.go()
     driver.fail("buy")
-    assert driver.run.take_resets(driver.now) == ["shop"]
+    driver.undo()
+    (asked,) = resets(driver)
     driver.fail("fails")
-    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
-    assert driver.undo() == ["first#0.1 declared"]
+    driver.run.lease_renewed(renewal(asked, 0), driver.now)
     assert driver.go() == []
-    (rollback,) = driver.run.record()["rollbacks"]
-    assert rollback["failed"] == ["buy", "fails"]
-    assert rollback["span"] == ["buy", "first", "fails"]
+    assert driver.undo() == ["first#0.1 declared"]
+    assert driver.go() == ["buy", "first"]
+    assert [r["span"] for r in driver.run.record()["rollbacks"]] == [["buy"], ["first", "fails"]]
 
 
-def test_who_fails_while_the_instances_are_exchanged_joins_in() -> None:
-    driver = leased(
-        step("buy", uses=["shop"], **back_to("buy")),
-        step("post", uses=["mail"]),
-        step("first", uses=[]),
-        step("fails", "first", uses=[], **back_to("first")),
-    )
-    driver.go()
-    driver.end("first")
+def test_a_pool_that_has_no_other_lets_the_run_start_over_with_another_lease() -> None:
+    driver = users()
+    asked = reset_of_the_shop(driver)
+    loss = LoseLease(asked.request_id, HOLDER, "shop: no other comes up", ["shop"])
+    driver.run.lease_lost(loss, driver.now)
+    for step_id in ("post", "aside"):
+        driver.end(step_id, StepOutcome("cancelled"))
+    assert driver.run.restarts == 1
+    assert driver.run.open_reset is None
+    grant(driver)
+    assert driver.go() == ["buy", "other", "post", "aside"]
+    assert driver.run.record()["rollbacks"][0]["abandoned"] == "its environments were lost"
+
+
+def test_a_reset_is_asked_for_once_over_a_continue_as_new() -> None:
+    driver = leased(step("buy", uses=["shop"], **back_to("buy")))
     driver.go()
     driver.fail("buy")
-    assert driver.run.take_resets(driver.now) == ["shop"]
-    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
-    driver.fail("fails")
-    assert driver.stop() == ["post"]
-    assert driver.go() == []
-    (rollback,) = driver.run.record()["rollbacks"]
-    assert rollback["span"] == ["buy", "post", "first", "fails"]
-    assert rollback["environments"] == ["shop", "mail"]
-    assert driver.run.epoch == 1
-
-
-def test_a_pool_that_has_no_others_ends_the_task() -> None:
-    driver = users()
-    driver.fail("check")
-    driver.stop()
     driver.undo()
-    driver.run.take_resets(driver.now)
-    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
-    driver.stop()
-    driver.undo()
-    driver.go()
-    (request,) = (w for w in driver.run.take_lease_words() if isinstance(w, LeaseRequest))
-    assert not driver.run.withdraw(driver.now), "it has begun"
-    refusal = Refuse(request.request_id, HOLDER, "infrastructure", "no host can")
-    driver.run.lease_refused(refusal, driver.now)
-    driver.end("aside")
-    assert driver.run.status == "failed"
-
-
-def test_the_task_s_clock_goes_on_under_the_instances_that_it_got_for_the_others() -> None:
-    document = task(step("a", **back_to("a")), environments=["shop"])
-    run = start(document, pool=PoolUse(), environments=[SHOP], timeout_seconds=100)
-
-    def granted(at: float) -> None:
-        (request,) = (w for w in run.take_lease_words() if isinstance(w, LeaseRequest))
-        shop = GrantedInstance(1, "shop", "shop", "p", {})
-        run.lease_granted(Grant(request.request_id, HOLDER, "h", [shop], pool="default"), at)
-
-    granted(10)
-    assert run.deadline == 110
-    (a,) = run.take_ready(10)
-    run.finish(a, failed(), 40)
-    assert run.take_resets(40) == ["shop"]
-    run.were_reset(ResetEnd(failed={"shop": "no"}), 50)
-    assert run.take_ready(50) == []
-    assert run.deadline is None
-    granted(70)
-    assert run.deadline == 130
-    restored = start(document, pool=PoolUse(), environments=[SHOP], timeout_seconds=100)
-    restored.restore(json.loads(json.dumps(run.state())))
-    assert restored.deadline == 130
+    (asked,) = resets(driver)
+    state = json.loads(json.dumps(driver.run.state()))
+    driver.run = start(driver.run.task, pool=PoolUse(), environments=[SHOP, MAIL])
+    driver.run.take_lease_words()
+    driver.run.restore(state)
+    assert resets(driver) == []
+    assert driver.run.open_reset == asked
+    driver.run.lease_renewed(renewal(asked, 0), driver.now)
+    assert driver.go() == ["buy"]
 
 
 def test_what_was_not_undone_goes_back_to_the_pool_as_broken() -> None:
@@ -241,7 +209,7 @@ def test_what_was_not_undone_goes_back_to_the_pool_as_broken() -> None:
     driver.fail("check", "original")
     driver.stop()
     driver.undo(failing=["buy"])
-    assert driver.run.take_resets(driver.now) == []
+    assert resets(driver) == []
     for step_id in ("post", "aside"):
         driver.end(step_id)
     assert driver.run.status == "failed"
@@ -287,17 +255,12 @@ def test_instances_lost_in_between_start_the_run_over_when_the_planned_is_undone
     assert driver.go() == ["buy", "other", "post", "aside"]
 
 
-def test_a_cancel_during_a_reset_waits_for_its_end() -> None:
+def test_a_cancel_during_a_reset_gives_the_lease_back_at_once() -> None:
     driver = users()
-    driver.fail("check")
-    driver.stop()
-    driver.undo()
-    assert driver.run.take_resets(driver.now) == ["shop"]
+    reset_of_the_shop(driver)
     driver.run.cancel("enough", driver.now)
     for step_id in ("post", "aside"):
         driver.end(step_id, StepOutcome("cancelled"))
-    assert driver.run.status == "running"
-    driver.run.were_reset(ResetEnd(failed={"shop": "it hangs"}), driver.now)
     assert driver.run.status == "cancelled"
     driver.run.close(driver.now)
-    assert releases(driver)[0].broken == {"shop": "it hangs"}
+    assert releases(driver)[0].broken == {}

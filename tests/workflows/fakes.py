@@ -51,7 +51,6 @@ from perdure.names import (
     CARRY_WORK,
     COMPENSATE_STEP,
     FINISH_TASK,
-    RESET_INSTANCE,
     RUN_STEP,
     WORKER_SHUTDOWN,
     WRITE_MISSING,
@@ -61,7 +60,6 @@ from perdure.names import (
     suite_workflow_id,
     task_workflow_id,
 )
-from perdure.pool_messages import InstanceCall, InstanceResult
 from perdure.sandbox import sandbox
 from worker import BEAT_THROTTLE, SHARED_WORKFLOWS, STICKY_TIMEOUT, WORKFLOWS
 
@@ -95,11 +93,8 @@ class World:
     limits: LimitOptions = field(default_factory=LimitOptions)
     undone: list[CompensateStep] = field(default_factory=list)
     """Every try to undo an attempt, in order."""
-    resets: list[InstanceCall] = field(default_factory=list)
-    broken: set[str] = field(default_factory=set)
-    """Environments that cannot be reset."""
     log: list[str] = field(default_factory=list)
-    """What happened to the world: `do a.1`, `undo a.1`, `reset shop`."""
+    """What happened to the world: `do a.1`, `undo a.1`."""
     carried: list[CarryWork] = field(default_factory=list)
     """Every try to bring a run an earlier one's files."""
     files: str = "ok"
@@ -206,13 +201,6 @@ class World:
             activity.heartbeat()
             await asyncio.sleep(0.05)
         return CompensationOutcome("here")
-
-    @activity.defn(name=RESET_INSTANCE)
-    async def reset_instance(self, call: InstanceCall) -> InstanceResult:
-        self.resets.append(call)
-        self.log.append(f"reset {call.environment}")
-        ok = call.environment not in self.broken
-        return InstanceResult(ok=ok, reason="" if ok else f"{call.environment}: no answer")
 
     @activity.defn(name=CARRY_WORK)
     async def carry_work(self, asked: CarryWork) -> CarriedWork:
@@ -330,7 +318,6 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
                 made.slots.release_slot,
                 made.slots.remind_limits,
                 made.compensate_step,
-                made.reset_instance,
                 *made.pool,
             ],
         ),

@@ -37,6 +37,10 @@ class HolderWorkflow:
         self._heard.append(("refused", refusal))
 
     @workflow.signal
+    def lease_renewed(self, renewal: dict[str, Any]) -> None:
+        self._heard.append(("renewed", renewal))
+
+    @workflow.signal
     def lease_lost(self, loss: dict[str, Any]) -> None:
         self._heard.append(("lost", loss))
 

@@ -40,6 +40,7 @@ from perdure.pool_messages import (
     InstanceResult,
     LeaseRelease,
     LeaseRequest,
+    LeaseReset,
     PoolTimes,
     PoolWish,
     SetDemand,
@@ -165,6 +166,13 @@ class Task:
         await self.here.leases.release_lease(
             LeaseRelease(self.here.pool, name, self.holder, broken)
         )
+
+    async def reset(self, number: int, *environments: str) -> None:
+        """Have environments of its lease reset."""
+        asked = LeaseReset(
+            self.here.pool, self.asked.request_id, self.holder, number, [*environments]
+        )
+        await self.here.leases.reset_lease(asked)
 
     async def waits(self) -> str:
         """Return what it waits for, once the pool knows that it does."""

@@ -11,7 +11,7 @@ from temporalio.client import Client, WorkflowHandle
 from perdure.names import instance_workflow_id
 from perdure.pool_messages import CountedSet, InstanceResult, PoolTimes
 from tests.waiting import until
-from tests.workflows.pool_kit import QUICK, Place, env, place
+from tests.workflows.pool_kit import QUICK, Place, Task, env, place
 
 BROKEN = InstanceResult(ok=False, reason="environment a: service web exited with 3", log=["boom"])
 
@@ -55,6 +55,33 @@ async def _failures(here: Place) -> None:
     await until(clings, "the stop that failed")
     engine.fail = {}
     await here.wish("shutdown")  # else it is tried again after 30 s only
+
+
+async def fails_to_reset(here: Place, task: Task, number: int, environment: str) -> None:
+    """The instance of the lease cannot be reset; the one that takes its place can."""
+    engine = here.engine
+    engine.fail["reset"] = BROKEN
+    engine.hold.add("stop")
+    await task.reset(number, environment)
+    await until(lambda: any(what == "stop" for what, _ in engine.calls), "its end")
+    engine.fail.clear()
+    engine.hold.clear()
+
+
+async def _renewals(here: Place) -> None:
+    await here.host("h")
+    task = await here.ask(env("a"), env("b"))
+    await task.hears("granted")
+    await task.reset(1, "a", "b")
+    await task.hears("renewed")
+    await fails_to_reset(here, task, 2, "a")
+    await until(lambda: hears_again(task, 2), "the answer to the second reset")
+    await task.release()
+
+
+async def hears_again(task: Task, count: int) -> bool:
+    """Whether it heard so many renewals."""
+    return sum(kind == "renewed" for kind, _ in await task.heard()) == count
 
 
 async def _deaths(here: Place) -> None:
@@ -126,6 +153,7 @@ async def _wishes(here: Place) -> None:
 PLAYS: dict[str, Play] = {
     "pool/leases_granted_and_given_back": _usual,
     "pool/failures_and_a_shutdown": _failures,
+    "pool/lease_renewed": _renewals,
     "pool/holders_and_an_instance_die": _deaths,
     "pool/continued_as_new": _long,
     "pool/host_gone_and_back": _host_gone,

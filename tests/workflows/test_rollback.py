@@ -21,7 +21,7 @@ from tests.waiting import until
 from tests.workflows.fake_pool import MAIL, SHOP, USE, FakePool
 from tests.workflows.fakes import World, world
 
-DRAWN_TASKS = 12
+DRAWN_TASKS = 8
 
 
 @pytest.fixture
@@ -151,7 +151,9 @@ async def test_running_steps_of_the_span_are_stopped_before_anything_is_undone(
     assert slow.diff[0]["path"] == ["results", "slow"]
 
 
-async def test_environments_are_reset_after_all_is_undone(here: World) -> None:
+async def test_the_pool_resets_environments_after_all_is_undone(
+    here: World, pool: FakePool
+) -> None:
     handle = await here.start_task(
         {"id": "a"},
         {"id": "mailed", "uses": ["mail"], "depends_on": []},
@@ -162,35 +164,91 @@ async def test_environments_are_reset_after_all_is_undone(here: World) -> None:
     )
     assert (await handle.result()).status == "succeeded"
     record = await same_record(here, handle)
-    assert sorted(here.log[-5:-3]) == ["reset mail", "reset shop"]
-    assert here.log[3].startswith("undo")
-    assert {call.project for call in here.resets} == {"pool_shop_1", "pool_mail_2"}
+    (asked,) = pool.resets
+    assert (asked.request_id, asked.number) == (pool.requests[0].request_id, 1)
+    assert asked.environments == ["shop", "mail"]
     assert record["rollbacks"][0]["environments"] == ["shop", "mail"]
     assert record["rollbacks"][0]["span"] == ["a", "mailed", "b"]
     kinds = [event["type"] for event in await handle.query("events", 0)]
     assert kinds.index("environments.reset") == kinds.index("rollback.completed") - 1
+    assert max(n for n, kind in enumerate(kinds) if kind == "compensation.completed") == (
+        kinds.index("environments.reset") - 1
+    )
 
 
-async def test_an_environment_that_cannot_be_reset_is_exchanged_for_another(
+async def test_an_instance_that_cannot_be_reset_is_replaced_under_the_lease(
     here: World, pool: FakePool
 ) -> None:
-    here.broken = {"shop"}
+    pool.broken = {"shop"}
     handle = await here.start_task(
-        {"id": "aside", "uses": []},
+        {"id": "aside", "uses": ["mail"]},
+        {"id": "a", "uses": ["shop"]},
+        retried("b", uses=["shop"]),
+        use=USE,
+        definitions=[SHOP, MAIL],
+        environments=["shop", "mail"],
+    )
+    assert (await handle.result()).status == "succeeded"
+    record = await same_record(here, handle)
+    assert [request.request_id for request in pool.requests] == [record["lease"]["request_id"]]
+    assert [release.broken for release in pool.releases] == [{}]
+    assert here.attempts("aside") == 1, "it used the instance that stays"
+    steps = [step for step in here.steps if step.step["id"] == "b"]
+    ports = [{**i.ports} for step in steps for i in step.instances if i.environment == "shop"]
+    assert ports == [{"SHOP_PORT": 9001}, {"SHOP_PORT": 9003}]
+    assert record["rollbacks"][0]["replaced"] == ["shop"]
+
+
+async def test_a_reset_goes_on_over_a_continue_as_new_and_a_pool_that_is_reminded(
+    here: World, pool: FakePool
+) -> None:
+    pool.resets_at_once = False
+    handle = await here.start_task(
         {"id": "a"},
-        retried("b"),
+        {"id": "b"},
+        retried("c", "a"),
         use=USE,
         definitions=[SHOP],
         environments=["shop"],
+        options=TaskOptions(history_limit_events=25, slot_reminder_seconds=0.1),
     )
+    await until(lambda: len(pool.resets) >= 3, "the pool is asked again")
+    (asked, *again) = pool.resets
+    assert again == [asked] * len(again)
+    runs = await handle.describe()
+    assert runs.run_id != handle.first_execution_run_id
+    await pool.renew(asked)
     assert (await handle.result()).status == "succeeded"
     await same_record(here, handle)
-    assert [request.host for request in pool.requests] == [None, "here"]
-    assert "no answer" in pool.releases[0].broken["shop"]
-    assert pool.releases[1].broken == {}
-    assert here.attempts("aside") == 1
-    ports = [step.instances[0].ports["SHOP_PORT"] for step in here.steps if step.step["id"] == "b"]
-    assert ports == [9001, 9002]
+
+
+async def test_a_cancel_during_a_reset_gives_the_lease_back_at_once(
+    here: World, pool: FakePool
+) -> None:
+    pool.resets_at_once = False
+    handle = await here.start_task(retried("a"), use=USE, definitions=[SHOP], environments=["shop"])
+    await until(lambda: len(pool.resets) == 1)
+    await handle.cancel()
+    await closed(handle)
+    assert [release.broken for release in pool.releases] == [{}]
+    record = await same_record(here, handle)
+    assert record["status"] == "cancelled"
+    assert record["rollbacks"][0]["abandoned"]
+
+
+async def test_a_pool_that_has_no_other_instance_has_the_task_start_over(
+    here: World, pool: FakePool
+) -> None:
+    pool.resets_at_once = False
+    handle = await here.start_task(
+        {"id": "a"}, retried("b"), use=USE, definitions=[SHOP], environments=["shop"]
+    )
+    await until(lambda: len(pool.resets) == 1)
+    await pool.lose(pool.requests[0], "shop")
+    assert (await handle.result()).status == "succeeded"
+    assert here.attempts("a") == 2
+    record = await same_record(here, handle)
+    assert record["leases_lost"][0]["environments"] == ["shop"]
 
 
 async def test_a_compensation_is_tried_again(here: World) -> None:
@@ -221,7 +279,7 @@ async def test_a_compensation_that_keeps_failing_ends_the_task_with_its_own_erro
     assert (failed["step_id"], failed["error_type"]) == ("b", "Stuck")
     assert record["failure"]["type"] == "Original"
     assert "was not undone" in pool.releases[0].broken["shop"]
-    assert here.resets == []
+    assert pool.resets == []
 
 
 async def test_a_cancel_during_a_rollback_waits_for_what_was_planned(here: World) -> None:
