@@ -257,7 +257,7 @@ def test_a_step_whose_secret_is_gone_must_run_again_itself() -> None:
 
 def test_a_rollback_of_the_new_run_undoes_what_the_old_one_did() -> None:
     driver = drive(
-        step("a", **UNDO), step("b", "a", **UNDO), step("c", "b", **back_to("a"))
+        step("a", **UNDO), step("b", "a", **UNDO), step("c", "b", **back_to("a"), **UNDO)
     )  # fmt: skip
     driver.go()
     driver.end("a")
@@ -269,7 +269,7 @@ def test_a_rollback_of_the_new_run_undoes_what_the_old_one_did() -> None:
     later = resumed(driver, "c")
     later.go()
     later.fail("c")
-    assert later.undo() == ["b#0.1 declared", "a#0.1 declared"]
+    assert later.undo() == ["c#1.2 declared", "b#0.1 declared", "a#0.1 declared"]
     assert finish(later) == ["a", "b", "c"]
     assert later.run.record()["attempt_epoch"] == 2
 
