@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ import psutil
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from perdure.documents import load_document
-from perdure.messages import RunRef, TaskInput, TaskOptions, TrialSummary
+from perdure.messages import PoolUse, RunRef, TaskInput, TaskOptions, TrialSummary
 from perdure.names import task_workflow_id
 from perdure.steps import custom_types
 from worker import WorkerOptions, serving
@@ -29,9 +29,17 @@ class Bench:
     suite: str = field(default_factory=lambda: f"s{uuid.uuid4().hex[:8]}")
 
     async def start(
-        self, *steps: dict[str, Any], options: TaskOptions | None = None, **document: Any
+        self,
+        *steps: dict[str, Any],
+        options: TaskOptions | None = None,
+        use: PoolUse | None = None,
+        definitions: Sequence[dict[str, Any]] = (),
+        **document: Any,
     ) -> WorkflowHandle[Any, TrialSummary]:
-        """Start a task of these steps, checked like any document."""
+        """Start a task of these steps, checked like any document.
+
+        `use`: where it takes a lease of the environments of these `definitions`.
+        """
         id = document.pop("id", f"t{uuid.uuid4().hex[:8]}")
         folder = document.pop("folder", None)
         (loaded,) = load_document(
@@ -45,6 +53,8 @@ class Bench:
                 options=options or TaskOptions(),
                 seed=loaded.seed,
                 folder=folder,
+                pool=use,
+                environments=[*definitions],
             ),
             id=task_workflow_id(self.suite, id, 1),
             task_queue=self.options.queue,

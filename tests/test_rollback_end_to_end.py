@@ -1,6 +1,6 @@
 """Rollbacks through a real server, a real worker and real processes, workers killed among them.
 
-With an environment: `tests/test_examples.py`, whose pages tell of one.
+With an environment that is reset: `tests/test_examples.py`, whose pages tell of one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from temporalio.testing import WorkflowEnvironment
 from activities import threads
 from activities.secrets import WorkerEnvironment
 from perdure.history import record_of
+from perdure.messages import PoolUse
+from perdure.names import pool_workflow_id
+from perdure.pool_messages import PoolTimes
 from perdure.steps import step
-from tests.kit import Bench, bench
+from tests.kit import Bench, bench, processes_with
 from tests.waiting import until
+from tests.workflows.instance_kit import counter
 from worker import WorkerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,6 +164,48 @@ async def test_td13_a_step_that_cannot_be_stopped_blocks_no_rollback_and_has_no_
 
 def files_of(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+# --- With an environment ----------------------------------------------------------------------
+
+
+async def test_an_instance_that_cannot_be_reset_is_replaced_under_the_lease(
+    temporal: WorkflowEnvironment, tmp_path: Path
+) -> None:
+    """Its new ports reach the steps that run again, and nothing is left of either."""
+    pool = f"p{uuid.uuid4().hex[:8]}"
+    quick = PoolTimes(probe_seconds=0.5, idle_seconds=0.5)
+    scripts = {"app": "test ! -e broken-$APP_PORT"}
+    definition = counter(tmp_path, reset_scripts=scripts, reset_retries=0)
+    inside = {"type": "exec", "environment": definition.name, "service": "app"}
+    async with bench(temporal.client, tmp_path, shared_queue=f"s-{pool}", pools=quick) as here:
+        handle = await here.start(
+            shell("port", "echo $APP_PORT"),
+            {"id": "break", "command": "touch broken-$APP_PORT", **inside},
+            shell(
+                "agent",
+                "test -e once || { touch once; exit 4; }",
+                retry_config={"retry_from_step_id": "port"},
+            ),
+            environments=[definition.name],
+            use=PoolUse(pool=pool, local_words=True),
+            definitions=[json.loads(json.dumps(definition.to_json()))],
+        )
+        assert (await handle.result()).status == "succeeded"
+        record = here.record(handle)
+        assert await record_of(here.client, handle.id) == record
+        events = await handle.query("events", 0)
+        await here.client.get_workflow_handle(pool_workflow_id(pool)).result()
+    assert record["lease"]["request_id"].endswith(":1"), "it had no other lease"
+    assert record["rollbacks"][0]["replaced"] == [definition.name]
+    (granted,) = (event for event in events if event["type"] == "lease.granted")
+    (before,), (after,) = granted["instances"], record["lease"]["instances"]
+    assert before["project"] != after["project"]
+    port, other = before["ports"]["APP_PORT"], after["ports"]["APP_PORT"]
+    assert port != other
+    assert record["context"]["results"]["port"]["stdout"] == f"{other}\n"
+    assert (tmp_path / f"broken-{other}").exists(), "what runs inside knows it, too"
+    assert processes_with(str(tmp_path)) == []
 
 
 # --- Killed workers ---------------------------------------------------------------------------
