@@ -387,12 +387,43 @@ def test_td15_a_task_has_a_budget_of_rollbacks() -> None:
     assert driver.run.status == "failed"
 
 
+def test_a_rollback_of_several_failures_is_told_by_the_one_with_most_retries() -> None:
+    driver = drive(step("a", **back_to("a")), step("b", **back_to("b", times=3)))
+    driver.go()
+    driver.fail("b")
+    driver.go()
+    driver.fail("a")
+    driver.fail("b")
+    driver.go()
+    told = driver.run.progress()["rollbacks"][-1]
+    assert told == {"number": 2, "to": ["a", "b"], "retry": 2, "of": 3}
+
+
 def test_failures_that_join_a_rollback_need_no_budget_of_their_own() -> None:
     driver = drive(step("a", **back_to("a")), step("b", **back_to("b")), max_rollbacks=1)
     driver.go()
     driver.fail("a")
     driver.fail("b")
     assert driver.go() == ["a", "b"]
+
+
+@pytest.mark.parametrize(("budget", "status"), [(1, "failed"), (2, "running")])
+def test_td15_a_rollback_that_is_to_follow_needs_budget_and_who_joins_it_none(
+    budget: int, status: str
+) -> None:
+    each = (step(name, **back_to(name), **UNDO) for name in "abc")
+    driver = drive(*each, max_rollbacks=budget)
+    driver.go()
+    driver.fail("a")
+    first = driver.run.take_compensation(driver.now)
+    assert first
+    driver.fail("b")
+    driver.fail("c")
+    driver.run.compensated(first, None, driver.now)
+    assert driver.run.status == status
+    assert driver.go() == []
+    driver.undo()
+    assert driver.go() == (["a", "b", "c"] if budget == 2 else [])
 
 
 def test_td15_the_span_waits_for_the_delay_and_others_do_not() -> None:
