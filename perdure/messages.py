@@ -136,8 +136,11 @@ class Resumed:
     """By step, its attempts so far (`perdure.core.record.StepRecord.to_state`)."""
     entries: list[dict[str, Any]] = field(default_factory=list)
     """The journal (`perdure.core.journal.Entry`) without what runs again."""
+    files_of: str | None = None
+    """Whose files are taken over, where the earlier run ended before it had those of the run that
+    it went on from itself; None: the earlier run's."""
     restarts: int = 0
-    """Of the earlier run: they tell its last working directory."""
+    """Of the run whose files are taken over: they tell its last working directory."""
     hosts: list[str] = field(default_factory=list)
     """Where its attempts were made."""
 

@@ -21,7 +21,8 @@ async def carry_work(run: TaskRun, queue: str | None) -> None:
     earlier = run.resumed
     if earlier is None or not run.work_due:
         return
-    asked = CarryWork(run.run, earlier.run_id, earlier.restarts, earlier.hosts, run.earlier_creates)
+    source = earlier.files_of or earlier.run_id
+    asked = CarryWork(run.run, source, earlier.restarts, earlier.hosts, run.earlier_creates)
     try:
         end: CarriedWork = await workflow.execute_activity(
             CARRY_WORK, asked, result_type=CarriedWork, **carry_options(queue)

@@ -85,6 +85,7 @@ class ResumableRun(RollbackRun):
         marks = [*retried(self._context.base, set(over)), _mark(self.run, step_id)]
         entry = Entry(SCHEDULER, 1, self.epoch + 1, "succeeded", marks)
         attempts = [a for record in self._steps.values() for a in record.attempts]
+        source = self.resumed if self.work_due else None
         return Resumed(
             run_id=self.run.run_id,
             step=step_id,
@@ -95,7 +96,8 @@ class ResumableRun(RollbackRun):
                 known: record.to_state() for known, record in self._steps.items() if record.attempts
             },
             entries=[dict(vars(e)) for e in self._context.without(set(over), [entry]).entries],
-            restarts=self.restarts,
+            files_of=source and (source.files_of or source.run_id),
+            restarts=source.restarts if source else self.restarts,
             hosts=sorted({attempt.host for attempt in attempts if attempt.host}),
         )
 
