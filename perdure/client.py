@@ -33,7 +33,7 @@ from perdure.messages import Json, SuiteInput, TaskOptions
 from perdure.names import suite_workflow_id
 from perdure.pool_handle import PoolHandle, PoolRefused
 from perdure.preparation import Preparation, new_suite_id
-from perdure.resuming import RunRefused, resumed_task
+from perdure.resuming import RunRefused, go_on
 from perdure.stored_tasks import StoredTasks
 from perdure.suite_history import definition_of
 from perdure.suite_input import (
@@ -56,10 +56,10 @@ from perdure.suite_settings import (
     rebound,
     worker_of,
 )
-from perdure.suites import Begun, SuiteChanged, SuiteOpen
+from perdure.suites import Begun, SuiteChanged, SuiteOpen, TaskOpen
 from perdure.task_handle import TaskFailed, TaskHandle, TaskResult, parse_run
 from perdure.task_sources import TaskSource, load_tasks
-from perdure.task_start import NO_LEASE, Leasing, begin_task, start_trial
+from perdure.task_start import NO_LEASE, Leasing, start_trial
 from perdure.task_store import StoredTask, TaskStore
 from perdure.workers import WorkerConfig
 
@@ -82,6 +82,7 @@ __all__ = [
     "SuiteSettings",
     "TaskFailed",
     "TaskHandle",
+    "TaskOpen",
     "TaskResult",
     "TaskSource",
     "UnknownRun",
@@ -376,31 +377,19 @@ class Perdure:
         """Run a task again from a step on, as a new run that goes on where its newest one was.
 
         What had ended and does not depend on the step is not run again; but who used an
-        environment is, since environments are new. `run`: as of `Perdure.run`. `say` is told
-        which steps run, and why.
+        environment is, since environments are new. In its suite the new run counts once it has
+        ended. If it runs from this step on already, perhaps left by a process that was killed, it
+        goes on. `run`: as of `Perdure.run`. `say` is told which steps run, and why.
 
         Raises UnknownRun; RunRefused if the run or its suite is open, for a step that it has not,
         and for a document that has changed since; and PerdureError, on the embedded server also
         for secrets that are not there.
         """
-        suite, task_id, trial = parse_run(run)
         worker = worker_of({"worker": worker, "steps": steps})
-        again = await resumed_task(self.client, suite, task_id, trial, from_step)
-        named = again.start.task.get("environments", ())
-        environments = dict(zip(named, again.start.environments, strict=False))
-        await self._preparation.check_again([again.task], environments, worker)
-        queue = self._preparation.queue(suite)
-        await self._preparation.make_way(queue)
-        run_id = await begin_task(self.client, again.start, queue)
-        if run_id is None:
-            raise RunRefused(
-                f"{run} was started by somebody else just now; look with `perdure list`"
-            )
-        if say:
-            for line in again.lines():
-                say(line)
-        await self._preparation.serve(queue, worker, say)
-        return TaskHandle(self._link, suite, task_id, trial, run_id)
+        start, run_id = await go_on(
+            self.client, self._preparation, run, from_step, worker, say or (lambda line: None)
+        )
+        return TaskHandle(self._link, start.suite, start.task["id"], start.trial, run_id)
 
     def run(self, name: str) -> TaskHandle:
         """The newest run of a task: by its workflow id, or `<suite>/<task>[/<trial>]` for short.

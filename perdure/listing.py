@@ -18,11 +18,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from perdure.errors import PerdureError
+from perdure.later_runs import suite_by_now
 from perdure.messages import FailureKind, TrialSummary
 from perdure.names import BAD_INPUT, SUITE_WORKFLOW, TASK_WORKFLOW, suite_workflow_id, trial_name
 from perdure.outcome import count_by_kind
 from perdure.payloads import adapter
-from perdure.suite_history import suite_of
 
 ASKED_AT_ONCE = 20
 
@@ -155,7 +155,7 @@ async def list_runs(client: Client, suite: str | None = None) -> list[RunEntry]:
     if suite is not None:
         query += f" AND WorkflowId STARTS_WITH 'task/{suite}/'"
         with contextlib.suppress(PerdureError):  # tasks started by themselves; a deleted suite
-            history = await suite_of(client, suite_workflow_id(suite))
+            history = await suite_by_now(client, suite_workflow_id(suite))
             heard = {trial.run_id: trial for trial in history.ended}
             several = {(suite, t.task["id"]) for t in history.definition.tasks if t.repeats > 1}
     found = [e async for e in _newest(client, query)]
@@ -195,7 +195,7 @@ async def _suite(
     name = execution.id.removeprefix("suite/")
     status = _STATUS[execution.status or WorkflowExecutionStatus.RUNNING]
     try:
-        history = await suite_of(client, execution.id, execution.run_id)
+        history = await suite_by_now(client, execution.id, execution.run_id)
     except PerdureError:  # deleted just now, or its stored values are gone
         return SuiteEntry(
             name, status, _first_run(execution), execution.start_time.timestamp(),

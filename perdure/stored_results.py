@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perdure.errors import PerdureError
 from perdure.messages import SuiteTask
 from perdure.outcome import Trials, outcome
 from perdure.results import ResultsError, SuiteFiles, suite_files
@@ -121,12 +122,32 @@ def _ends(files: SuiteFiles, suite: Mapping[str, Any]) -> dict[_Key, dict[str, A
         return lines
     ends = {(end["task"], end["trial"]): _filled(files, end, lines) for end in told}
     if suite["status"] != "running":
-        return ends
+        return ends | _gone_on(files, suite, ends)
     for key in [*lines, *_recorded(files, suite)]:
         line = lines.get(key) or files.line_of_record(*key)
         if line and (line["started_at"] or 0.0) >= suite["started_at"]:
             ends[key] = line
     return ends
+
+
+def _gone_on(
+    files: SuiteFiles, suite: Mapping[str, Any], ends: Mapping[_Key, Mapping[str, Any]]
+) -> dict[_Key, dict[str, Any]]:
+    """The ends of those trials that went on from one of their steps when the suite was over."""
+    found = {}
+    for line in files.lines():
+        key = line["task"], line["trial"]
+        known = ends.get(key)
+        if known and line["run_id"] != known["run_id"] and _began_after(line, suite):
+            with contextlib.suppress(PerdureError):  # the suite's own word stands
+                record = files.read_record(*key) or {}
+                if record.get("resumed_from") and record["run_id"] == line["run_id"]:
+                    found[key] = line
+    return found
+
+
+def _began_after(line: Mapping[str, Any], suite: Mapping[str, Any]) -> bool:
+    return (line["started_at"] or 0.0) >= (suite.get("ended_at") or 0.0)
 
 
 def _recorded(files: SuiteFiles, suite: Mapping[str, Any]) -> Iterator[_Key]:

@@ -97,6 +97,8 @@ class SuiteHistory:
         self.runs: list[tuple[str, str]] = []
         """Workflow id and first run id of each run of a trial that this run of the suite started,
         in order; a trial may have run again."""
+        self.going_on: list[str] = []
+        """Workflow ids of trials that are under way again by themselves, since it was over."""
         self._decoder = Decoder(client, workflow_id)
         self._workflow_id = workflow_id
         self._definition: SuiteInput | None = None
@@ -175,6 +177,20 @@ class SuiteHistory:
             await take(suite, event)
         else:
             self._take_close(suite, event)
+
+    def run_of(self, workflow_id: str) -> str | None:
+        """The run that counts of a trial, by its first run id; None: it is no trial, or never
+        ran."""
+        suite = self._suite
+        if suite is None:
+            return None
+        end = suite.ends.get(workflow_id)
+        return end.run_id if end else suite.run_ids.get(workflow_id)
+
+    def replace_end(self, summary: TrialSummary) -> None:
+        """A run that went on from the one that counts of its trial has ended; it counts now."""
+        if self._suite:
+            self._suite.replace_end(summary)
 
     # --- Inside -----------------------------------------------------------------------------
 

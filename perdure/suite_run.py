@@ -13,12 +13,13 @@ from perdure.callbacks import StepCallbacks, StepCompleted, StepStarted
 from perdure.errors import PerdureError
 from perdure.event_log import pages
 from perdure.history import record_of
+from perdure.later_runs import suite_by_now
 from perdure.link import Link
 from perdure.messages import Requeued, SuiteInput, SuiteProgress, SuiteResult, TrialSummary
 from perdure.names import PAUSE, PRIORITISE, REQUEUE, RESUME, SET_MAX_PARALLEL
 from perdure.outcome import Trials, line_of_summary, outcome, with_marks
 from perdure.results import ResultsError, result_line, suite_files
-from perdure.suite_history import SuiteHistory, suite_of
+from perdure.suite_history import SuiteHistory
 from perdure.suite_updates import SuiteRefused, SuiteUpdates
 from perdure.suites import Begun, How
 from perdure.task_handle import TaskHandle, parse_run
@@ -200,7 +201,7 @@ class SuiteRun:
         return embedded.is_served(self._queue) if embedded else None
 
     async def _read(self) -> SuiteHistory:
-        return await suite_of(self._link.client, self.workflow_id, self._newest_run_id)
+        return await suite_by_now(self._link.client, self.workflow_id, self._newest_run_id)
 
     async def _follow(
         self,

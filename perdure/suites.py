@@ -27,7 +27,7 @@ from perdure.search_attributes import attributes_of
 from perdure.state import FileLock, explained
 from perdure.suite_changes import SuiteChanged, difference, ignored, other_bounds, other_results
 from perdure.suite_history import definition_of
-from perdure.takeover import finished_trials
+from perdure.takeover import Finished, finished_trials
 
 __all__ = ["Begun", "Changed", "How", "Starter", "SuiteChanged", "SuiteOpen"]
 
@@ -53,6 +53,17 @@ class SuiteOpen(PerdureError):
             f"suite {suite!r} is open: follow it by `perdure run ... --suite {suite}`, or end it "
             f"first by `perdure cancel {suite}`; `perdure suite {suite} requeue TASK` runs one "
             "task of it again"
+        )
+
+
+class TaskOpen(PerdureError):
+    """A task of a closed suite is under way by itself."""
+
+    def __init__(self, workflow_id: str) -> None:
+        name = workflow_id.removeprefix("task/").removesuffix("/1")
+        super().__init__(
+            f"{name} runs by itself, from one of its steps on: follow it by `perdure events {name} "
+            f"--follow`, or end it first by `perdure cancel {name}`"
         )
 
 
@@ -95,7 +106,7 @@ class Starter:
         Raises SuiteChanged, or PerdureError if the server refuses.
         """
         for _ in range(START_TRIES):
-            async with self._decision(start.suite):
+            async with self.decision(start.suite):
                 found = await find_execution(self.client, suite_workflow_id(start.suite))
                 if found is None:
                     begun = await self._start(start, None)
@@ -131,7 +142,7 @@ class Starter:
         """
         workflow_id = suite_workflow_id(suite)
         for _ in range(START_TRIES):
-            async with self._decision(suite):
+            async with self.decision(suite):
                 found = await find_execution(self.client, workflow_id)
                 if found is None:
                     raise UnknownRun(f"there is no suite {suite!r} on the server")
@@ -147,8 +158,8 @@ class Starter:
         raise _not_startable(suite)
 
     @asynccontextmanager
-    async def _decision(self, suite: str) -> AsyncIterator[None]:
-        """One starter of a suite at a time looks and acts on what it saw."""
+    async def decision(self, suite: str) -> AsyncIterator[None]:
+        """One starter of a suite, or of a task of it, at a time looks and acts on what it saw."""
         with explained(self.locks):
             self.locks.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = FileLock(self.locks / f"{suite}.lock")
@@ -181,7 +192,7 @@ class Starter:
         """A new run of a closed suite, unless nothing is left to run."""
         if fresh:
             return await self._start(replace(start, since=found.closed_at), found)
-        done = await finished_trials(self.client, found, start)
+        done = await self._finished(found, start)
         if done.definition.digest == start.digest and done.all_heard:
             if elsewhere := other_results(done.definition, start):
                 self.say(elsewhere)
@@ -202,7 +213,7 @@ class Starter:
         """A new run of a closed suite by its own definition; None if others act as well."""
         old = await definition_of(self.client, found.workflow_id, found.run_id)
         start = changed(replace(old, finished=[], state=None, by_priority=True))
-        done = await finished_trials(self.client, found, start)
+        done = await self._finished(found, start)
         if done.all_heard:
             return Begun("finished", found, old, taken_over=len(done.trials))
         again = {task.task["id"] for task in _unfinished(start, done.trials)}
@@ -210,6 +221,13 @@ class Starter:
         if check:
             await check(_unfinished(start, kept))
         return await self._start(replace(start, finished=kept), found)
+
+    async def _finished(self, found: Execution, start: SuiteInput) -> Finished:
+        """What need not run again. Raises TaskOpen: the suite would end what is under way."""
+        done = await finished_trials(self.client, found, start)
+        if done.going_on:
+            raise TaskOpen(done.going_on[0])
+        return done
 
     async def _start(self, start: SuiteInput, found: Execution | None) -> Begun | None:
         """Start a run; None if another starter was faster, or nobody knows whether it began."""

@@ -10,9 +10,9 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.event_log import Decoder, Execution, find_execution, pages
+from perdure.later_runs import suite_by_now
 from perdure.messages import SuiteInput, TaskInput, TrialSummary
 from perdure.names import task_workflow_id
-from perdure.suite_history import suite_of
 
 LOOKS_AT_ONCE = 20
 """Questions to the server at a time."""
@@ -31,6 +31,8 @@ class Finished:
     all_heard: bool
     """Whether the last run itself knows every trial as succeeded, and its record as written: it
     has nothing to add."""
+    going_on: list[str]
+    """Workflow ids of trials that are under way again by themselves, from one of their steps on."""
 
 
 async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -> Finished:
@@ -41,7 +43,7 @@ async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -
     that was terminated did not hear of, or what an earlier run had that the last one left out;
     but not if the suite was started anew since then.
     """
-    history = await suite_of(client, suite.workflow_id, suite.run_id)
+    history = await suite_by_now(client, suite.workflow_id, suite.run_id)
     digests = {task.task["id"]: task.digest for task in start.tasks}
     made_from = {task.task["id"]: task.digest for task in history.definition.tasks}
     heard = {(trial.task_id, trial.trial): trial for trial in history.ended}
@@ -61,7 +63,7 @@ async def finished_trials(client: Client, suite: Execution, start: SuiteInput) -
     found |= await _ask(client, start.suite, unknown, digests, since)
     trials = [found[trial] for trial in wanted if trial in found]
     all_heard = not unknown and not any(trial.unwritten for trial in trials)
-    return Finished(history.definition, trials, all_heard)
+    return Finished(history.definition, trials, all_heard, history.going_on)
 
 
 async def _ask(

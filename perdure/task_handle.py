@@ -15,8 +15,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.errors import PerdureError
 from perdure.event_log import UnknownRun, find_execution
 from perdure.history import happenings, history_of, record_of
+from perdure.later_runs import open_tasks
 from perdure.link import Link
-from perdure.names import task_workflow_id
+from perdure.names import suite_workflow_id, task_workflow_id
 from perdure.results import suite_files
 from perdure.suite_input import BadId, check_id
 
@@ -122,8 +123,9 @@ class TaskHandle:
     async def cancel(self, reason: str = "cancelled") -> None:
         """Ask the run to cancel; what runs is ended and cleaned up before it closes.
 
-        Without effect on a run that has ended. Raises UnknownRun. With no worker on its queue, it
-        takes effect when there is one again.
+        Without effect on a run that has ended. If it was left by a crash, the embedded server's run
+        gets a worker for its clean-up, unless that one would go on with others of its suite: then
+        it takes effect when these go on. Raises UnknownRun, and PerdureError.
         """
         handle = self._link.client.get_workflow_handle(self.id, first_execution_run_id=self.run_id)
         try:
@@ -133,6 +135,17 @@ class TaskHandle:
                 raise PerdureError(f"{self.id} cannot be cancelled: {error.message}") from error
             if await find_execution(self._link.client, self.id, self.run_id) is None:
                 raise UnknownRun(f"the server knows no run {self.id!r}") from error
+        await self._have_cleaned_up()
+
+    async def _have_cleaned_up(self) -> None:
+        if self._link.embedded is None:
+            return
+        found = await find_execution(self._link.client, self.id, self.run_id)
+        suite = await find_execution(self._link.client, suite_workflow_id(self.suite))
+        if found is None or not found.is_open or (suite and suite.is_open):
+            return
+        if await open_tasks(self._link.client, self.suite) <= {self.id}:
+            await self._link.embedded.serve_if_nobody_does(found.queue)
 
     async def _end(self) -> None:
         async for _ in self.events():

@@ -100,6 +100,7 @@ async def begin_task(
     Raises PerdureError for a server that refuses.
     """
     suite, task_id, trial = start.suite, start.task["id"], start.trial
+    told = f" · from step {start.resumed.step} on" if start.resumed else ""
     try:
         handle = await client.start_workflow(
             TASK_WORKFLOW,
@@ -113,7 +114,7 @@ async def begin_task(
             search_attributes=attributes_of(
                 "task", suite, task_id, known=start.options.search_attributes
             ),
-            static_summary=f"{task_id} · trial {trial}",
+            static_summary=f"{task_id} · trial {trial}{told}",
             task_timeout=workflow_task_timeout(start.task),
             rpc_timeout=_START,
         )

@@ -8,21 +8,28 @@ import os
 import shlex
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perdure.cli.console import emit, emit_json, say
-from perdure.cli.signals import LEAVING, asked_to_end
+from perdure.cli.clearing import left_lines, of_suite, until_gone
+from perdure.cli.console import emit, emit_json, printable, say
+from perdure.cli.events_command import event_line
+from perdure.cli.reading import Named, server_to_act
+from perdure.cli.session import without
+from perdure.cli.show_command import recorded_run, show_run
+from perdure.cli.signals import LEAVING, Asked, asked_to_end
+from perdure.cli.tables import totals_line
+from perdure.client import Perdure, TaskFailed, TaskHandle
+from perdure.config import Settings
+from perdure.event_log import find_execution
+from perdure.names import suite_workflow_id
+from perdure.outcome import trials_of
 from perdure.suite_input import suite_queue
-from perdure.task_handle import TaskFailed
-
-if TYPE_CHECKING:
-    from perdure.cli.reading import Named
-    from perdure.client import Perdure, TaskHandle
-    from perdure.workers import WorkerConfig
+from perdure.workers import WorkerConfig
 
 SUCCEEDED, FAILED, INTERRUPTED = 0, 1, 130
 
 LAST_EVENTS_SECONDS = 5.0
+LIST_SECONDS = 0.2
 
 
 async def resume_run(
@@ -32,9 +39,6 @@ async def resume_run(
 
     Raises PerdureError for what stands in the way.
     """
-    from perdure.cli.reading import server_to_act
-    from perdure.config import Settings
-
     leave = asyncio.Event()
     cleared = asyncio.Event()
 
@@ -42,7 +46,7 @@ async def resume_run(
         if cleared.is_set():
             leave.set()
             return
-        say(f"left at once; look with: perdure show {wanted}")
+        say(f"left at once; go on with: {_command()}")
         os._exit(INTERRUPTED)
 
     async with (
@@ -64,8 +68,12 @@ async def resume_run(
             await handle.cancel("Ctrl-C")
         record = await following
         cleared.set()
+        leaving = asyncio.create_task(_leave_when_asked(asked, leave))
         await _clear(perdure, record, leave)
+        leaving.cancel()
         await _tell_end(perdure, wanted, record, json=json)
+        if record["status"] != "succeeded":
+            say(f"again with: {_command()}")
         if asked.event.is_set():
             return INTERRUPTED
     return SUCCEEDED if record["status"] == "succeeded" else FAILED
@@ -73,7 +81,6 @@ async def resume_run(
 
 async def _follow(handle: TaskHandle) -> dict[str, Any]:
     """Tell what happens to the run's end; its record."""
-    from perdure.cli.events_command import event_line
 
     async def tell() -> None:
         async for event in handle.events():
@@ -105,8 +112,6 @@ async def _detach(perdure: Perdure, handle: TaskHandle, wanted: Named, *, json: 
 
 async def _clear(perdure: Perdure, record: dict[str, Any], leave: asyncio.Event) -> None:
     """See out what the run leaves in its pool, if it is this process's worker that stops it."""
-    from perdure.cli.clearing import left_lines, of_suite, until_gone
-
     lease, suite = record["lease"], record["suite"]
     queue = suite_queue(perdure.settings.queue, suite)
     if not lease or not perdure.looks_after(queue) or perdure.is_served_by_others(queue):
@@ -117,14 +122,39 @@ async def _clear(perdure: Perdure, record: dict[str, Any], leave: asyncio.Event)
         say(line)
 
 
-async def _tell_end(perdure: Perdure, wanted: Named, record: dict[str, Any], *, json: bool) -> None:
-    from perdure.cli.show_command import recorded_run, show_run
+async def _leave_when_asked(asked: Asked, leave: asyncio.Event) -> None:
+    """The first Ctrl-C that comes when the run is over: there is nothing to cancel."""
+    if not asked.event.is_set():  # else this takes another one
+        await asked.event.wait()
+        leave.set()
 
+
+async def _tell_end(perdure: Perdure, wanted: Named, record: dict[str, Any], *, json: bool) -> None:
     if json:
         emit_json(record)
         return
-    assert wanted.task_id is not None
     _, files = await recorded_run(perdure, wanted)
     show_run(record, files)
-    if record["status"] != "succeeded":
-        say(f"again with: perdure {shlex.join(sys.argv[1:])}")
+    if told := await _suite_line(perdure, record):
+        emit("")
+        emit(told)
+
+
+async def _suite_line(perdure: Perdure, record: dict[str, Any]) -> str | None:
+    """What the suite comes to with this run; None: it is of none."""
+    if await find_execution(perdure.client, suite_workflow_id(record["suite"])) is None:
+        return None
+    suite = await perdure.suite(record["suite"])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_EVENTS_SECONDS):  # the server's list may lag
+            while True:
+                document = await suite.outcome()
+                if any(trial["run_id"] == record["run_id"] for _, trial in trials_of(document)):
+                    return f"{printable(record['suite'])}: {totals_line(document['totals'])}"
+                await asyncio.sleep(LIST_SECONDS)
+    return None
+
+
+def _command() -> str:
+    """The command that goes on with the run, or makes another."""
+    return f"perdure {shlex.join(without(sys.argv[1:], {'--detach'}))}"

@@ -101,7 +101,7 @@ def retry(
 
     With --from-step, one run of a task goes on as a new run: what depends on that step runs again,
     and who used an environment, since environments are new. The rest counts as done, and nothing
-    is undone. --json prints its record.
+    is undone. Once it has ended, it counts in its suite. --json prints its record.
 
     Exit status: as of `perdure run`.
     """

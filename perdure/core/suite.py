@@ -221,6 +221,16 @@ class Suite:
             reason = REPLACED_BY_HAND if closed.summary else closed.reason
             self.lose(name, self._running[name], reason, cancelled=closed.cancelled)
 
+    def replace_end(self, summary: TrialSummary) -> None:
+        """A run that goes on from the one that counts has ended, and counts in its place."""
+        name = self._name_of(summary)
+        if name in self._running:
+            self._close(name)
+        self._waiting.remove(name)
+        self._ends.withdraw(name)
+        self._ends.pay(summary)
+        self._ends.tell(name, summary)
+
     def cancel(self) -> None:
         """Start nothing more; what has not started stays as it is."""
         self.cancelled = True

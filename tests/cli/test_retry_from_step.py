@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import signal
+from subprocess import Popen
 
 import pytest
 
@@ -41,6 +42,9 @@ def test_a_failed_task_goes_on_from_a_step_with_its_files_and_its_journal(
     assert "done before, and not run again: a, b" in again.stderr
     assert "work.copied" in again.stderr
     assert "goes on  from step c of run " in again.stdout
+    assert again.stdout.endswith("\ns: 1 of 1 succeeded\n"), "it counts in its suite"
+    for where in ((), ("--results", perdure.state / "results")):
+        assert "totals   1 of 1 succeeded" in perdure("show", "s", *where).stdout
     record = json.loads(perdure("show", "s/t", "--json").stdout)
     assert record["context"]["results"]["c"]["stdout"] == "a\nb\nc\nc\n"
     assert [len(step["attempts"]) for step in record["steps"]] == [1, 1, 2]
@@ -49,30 +53,53 @@ def test_a_failed_task_goes_on_from_a_step_with_its_files_and_its_journal(
 
     suite = perdure("retry", "s")
     assert suite.returncode == 0, suite.stderr
-    assert "s: 1 of 1 succeeded" in suite.stdout, "its suite finds that it has succeeded"
+    assert "suite s had succeeded before; nothing is run" in suite.stderr
     assert json.loads(perdure("show", "s/t", "--json").stdout) == record
 
 
+SECRET = """\
+id: t
+redact: [token]
+steps:
+- {{id: a, type: command, command: echo a >>log}}
+- {{id: b, type: command, command: 'cat {folder}/token >"$PERDURE_OUTPUT"'}}
+- id: c
+  type: command
+  command: 'wc -l <log; grep -c hunter.. $PERDURE_CONTEXT; test -e {folder}/mended'
+"""
+
+
 @pytest.mark.usefixtures("one_server")
-def test_a_finished_task_runs_again_from_a_step_and_prints_its_record(
+def test_a_finished_task_runs_again_from_a_step_with_its_secrets_and_prints_its_record(
     perdure: CommandLine,
 ) -> None:
     (perdure.folder / "mended").touch()
-    perdure.write("t.yaml", TASK.format(folder=perdure.folder))
+    perdure.write("token", '{"token": "hunter22"}')
+    perdure.write("t.yaml", SECRET.format(folder=perdure.folder))
     assert perdure("run", "t.yaml", "--suite", "s").returncode == 0
 
-    again = perdure("retry", "task/s/t/1", "--from-step", "b", "--json")
+    forgotten = perdure("retry", "s/t", "--from-step", "c")
+    assert forgotten.returncode == 2
+    assert "step 'b' left a secret in the context" in forgotten.stderr
+    assert "go on from 'b', or from a step before it" in forgotten.stderr
 
+    again = perdure("retry", "task/s/t/1", "--from-step", "b", "--json")
     assert again.returncode == 0, again.stderr
     record = json.loads(again.stdout)
     assert record["resumed_from"]["step"] == "b"
     assert record["attempt_epoch"] == 1
-    assert record["context"]["results"]["c"]["stdout"] == "a\nb\nc\nb\nc\n"
+    assert record["context"]["results"]["c"]["stdout"] == "1\n1\n"
+    holding = [p for p in perdure.state.rglob("*") if p.is_file() and b"hunter22" in p.read_bytes()]
+    assert holding == []
 
     (perdure.folder / "mended").unlink()
-    failing = perdure("retry", "s/t", "--from-step", "c")
+    shutil.rmtree(perdure.state / "runs" / "s")
+    failing = perdure("retry", "s/t", "--from-step", "b")
     assert failing.returncode == 1
     assert "failure  step c: " in failing.stdout
+    assert "without that run's files: they are gone from " in failing.stdout
+    assert failing.stdout.endswith("\ns: 0 of 1 succeeded, 1 failed\n")
+    assert failing.stderr.endswith("again with: perdure retry s/t --from-step b\n")
 
 
 @pytest.mark.usefixtures("one_server")
@@ -133,27 +160,47 @@ def test_environments_are_new_so_who_used_them_runs_again_and_that_is_said(
     assert json.loads(perdure("pool", "--json").stdout or "{}").get("instances", []) == []
 
 
-def test_ctrl_c_cancels_a_run_that_goes_on_and_it_is_not_started_twice(
+def test_the_same_command_goes_on_with_a_run_that_was_left_and_ctrl_c_cancels_it(
     perdure: CommandLine,
 ) -> None:
+    began, go = perdure.folder / "began", perdure.folder / "go"
     perdure.write(
         "t.yaml",
-        f"id: t\nsteps: [{{id: a, type: command, command: 'touch {perdure.folder}/began; "
-        f"while [ ! -e {perdure.folder}/go ]; do sleep 0.05; done'}}]\n",
+        "id: t\nsteps:\n- {id: z, type: command, command: 'true'}\n- {id: a, type: command, "
+        f"command: 'touch {began}; while [ ! -e {go} ]; do sleep 0.05; done'}}\n",
     )
-    (perdure.folder / "go").touch()
+    go.touch()
     assert perdure("run", "t.yaml", "--suite", "s").returncode == 0
-    (perdure.folder / "go").unlink()
-    (perdure.folder / "began").unlink()
-    running = perdure.start("retry", "s/t", "--from-step", "a", *perdure.hasty())
-    wait_for(lambda: (perdure.folder / "began").exists(), "the step runs")
+    go.unlink()
 
-    second = perdure("retry", "s/t", "--from-step", "a")
-    assert second.returncode == 2
-    assert "s/t is still running" in second.stderr
+    def begin() -> Popen[str]:
+        began.unlink()
+        started = perdure.start("retry", "s/t", "--from-step", "a", *perdure.hasty())
+        wait_for(began.exists, "the step runs")
+        return started
 
-    os.killpg(running.pid, signal.SIGINT)
-    status, out, error = finish(running)
+    running = begin()
+    for arguments, told in (
+        (("retry", "s/t", "--from-step", "z"), "s/t runs, from step 'a' on: go on with it by "),
+        (("retry", "s"), "s/t runs by itself, from one of its steps on: follow it by "),
+        (("run", "t.yaml", "--suite", "s"), "s/t runs by itself"),
+    ):
+        refused = perdure(*arguments)
+        assert refused.returncode == 2, refused.stderr
+        assert told in refused.stderr
+    status, _, error = finish(running, signal.SIGTERM)
+    assert status == 130
+    assert "left at once; go on with: perdure retry s/t --from-step a" in error
+
+    running = begin()
+    status, out, error = finish(running, signal.SIGINT)
     assert status == 130, error
+    assert "runs from step 'a' on already; following it (run id " in error
     assert "cancelling; cleaning up" in error
     assert "state    cancelled" in out
+    assert out.endswith("\ns: 0 of 1 succeeded, 1 cancelled\n")
+    assert "again with: perdure retry s/t --from-step a" in error
+
+    finish(begin(), signal.SIGTERM)
+    cancelled = perdure("cancel", "s/t")
+    assert "s/t is cancelled" in cancelled.stdout, cancelled.stderr

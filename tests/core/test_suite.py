@@ -363,3 +363,18 @@ def test_a_bound_that_was_a_share_is_told_as_it_was_written() -> None:
     begin(suite)
     end(suite, "a", "failed")
     assert suite.limit_reached() == "1 failure (max_failures: 10%, here 1)"
+
+
+# --- After its end -----------------------------------------------------------------------------
+
+
+def test_an_end_is_replaced_whatever_was_known_of_the_trial() -> None:
+    suite = Suite(start("ended", "running", "waiting", max_parallel=2))
+    begin(suite)
+    end(suite, "ended", "failed", usage={"cost": 1})
+    suite.cancel()
+    for task in ("ended", "running", "waiting"):
+        suite.replace_end(TrialSummary(task, 1, "later", "succeeded", usage={"cost": 2}))
+    now = progress(suite)
+    assert (now.succeeded, now.failed, now.running, now.not_run) == (3, 0, [], 0)
+    assert now.usage == {"cost": 6}

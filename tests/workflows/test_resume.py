@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from temporalio.testing import WorkflowEnvironment
 
 from perdure.event_log import UnknownRun
 from perdure.history import happenings, history_of, record_of
-from perdure.messages import TaskOptions, TrialSummary
+from perdure.later_runs import open_tasks, suite_by_now
+from perdure.messages import SuiteInput, SuiteTask, TaskOptions, TrialSummary
 from perdure.resuming import RunRefused, resumed_task
 from perdure.task_start import begin_task
 from tests.waiting import until
@@ -148,7 +150,7 @@ async def test_a_resumed_run_continues_as_new(here: World) -> None:
     await ended(old)
     again = await resumed_task(here.client, old.id.split("/")[1], "t", 1, "b")
     options = TaskOptions(history_limit_events=5)
-    start = again.start.__class__(**{**vars(again.start), "options": options})
+    start = replace(again.start, options=options)
     run_id = await begin_task(here.client, start, here.queue)
     handle = here.client.get_workflow_handle(old.id, result_type=TrialSummary)
     assert (await handle.result()).status == "succeeded"
@@ -178,18 +180,61 @@ async def test_a_run_that_is_open_or_unknown_is_refused(here: World) -> None:
     await ended(here.client.get_workflow_handle(old.id))
 
 
-async def test_a_task_of_an_open_suite_and_one_whose_document_has_changed_are_refused(
-    here: World,
-) -> None:
-    tasks = [
-        {"id": "t", "steps": [{"id": "a", "type": "fake"}]},
-        {"id": "slow", "steps": [{"id": "b", "type": "fake", "play": ["hold"]}]},
-    ]
+async def test_a_suite_that_is_over_counts_the_runs_that_went_on_from_its_own(here: World) -> None:
+    tasks: list[dict[str, Any]] = [
+        {"id": "t", "steps": [{"id": "a", "type": "fake"}, {"id": "b", "type": "fake",
+         "play": ["fail", "fail", "ok", "hold"]}]},
+        {"id": "u", "steps": [{"id": "c", "type": "fake", "play": ["hold", "fail"]}]},
+    ]  # fmt: skip
     suite = await here.start_suite(tasks)
     name = suite.id.partition("/")[2]
-    await until(lambda: here.attempts("b") == 1 and here.finished)
+    await until(lambda: here.attempts("c") == 1 and here.finished)
+    await ended(here.client.get_workflow_handle(f"task/{name}/t/1"))
     with pytest.raises(RunRefused, match=f"suite '{name}' is open: .* requeue t"):
         await resumed_task(here.client, name, "t", 1, "a")
     here.open = True
     await suite.result()
-    assert await resumed_task(here.client, name, "t", 1, "a")
+
+    async def counts() -> list[tuple[str, str]]:
+        ends = (await suite_by_now(here.client, suite.id)).ended
+        return sorted((end.task_id, end.status) for end in ends)
+
+    async def go_on(task: str, step: str) -> Handle:
+        again = await resumed_task(here.client, name, task, 1, step)
+        assert await begin_task(here.client, again.start, here.queue)
+        return here.client.get_workflow_handle(f"task/{name}/{task}/1")
+
+    assert await counts() == [("t", "failed"), ("u", "succeeded")]
+    await ended(await go_on("t", "b"))
+    assert await counts() == [("t", "failed"), ("u", "succeeded")]
+    await ended(await go_on("t", "a"))
+    assert await counts() == [("t", "succeeded"), ("u", "succeeded")]
+    await ended(await go_on("u", "c"))
+    by_now = await suite_by_now(here.client, suite.id)
+    progress = by_now.progress()
+    assert (progress.succeeded, progress.failed) == (1, 1)
+    (t_now,) = [end for end in by_now.ended if end.task_id == "t"]
+    assert t_now.attempts == 5, "it has all that was made before, too"
+
+    here.open = False
+    running = await go_on("t", "b")
+    await until(lambda: here.attempts("b") == 4)
+    open_now = await suite_by_now(here.client, suite.id)
+    assert open_now.going_on == [running.id]
+    assert open_now.progress().succeeded == 1, "until it ends"
+    assert await open_tasks(here.client, name) == {running.id}
+    await running.terminate("by hand")
+    assert await counts() == [("t", "cancelled"), ("u", "failed")]
+
+    # One that is started whole, by itself, goes on from none: it stands apart.
+    here.open = True
+    whole = replace((await resumed_task(here.client, name, "u", 1, "c")).start, resumed=None)
+    assert await begin_task(here.client, whole, here.queue)
+    await ended(here.client.get_workflow_handle(f"task/{name}/u/1"))
+    assert await counts() == [("t", "cancelled"), ("u", "failed")]
+
+    ends = (await suite_by_now(here.client, suite.id)).ended
+    changed = SuiteInput(name, [SuiteTask(task, "changed") for task in tasks], finished=ends)
+    await here.client.execute_workflow("SuiteWorkflow", changed, id=suite.id, task_queue=here.queue)
+    with pytest.raises(RunRefused, match=f"'t' has changed .* by `perdure retry {name}`"):
+        await resumed_task(here.client, name, "t", 1, "b")
