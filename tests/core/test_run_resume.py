@@ -201,6 +201,21 @@ def test_a_run_that_was_resumed_is_resumed_again() -> None:
 # --- Environments -----------------------------------------------------------------------------
 
 
+def test_files_that_a_cancelled_run_never_had_are_those_of_the_run_before() -> None:
+    old = failed_chain()
+    first = resumed(old, "b", files=None)
+    assert first.run.work_due
+    first.run.cancel("Ctrl-C", first.now)
+    second = resumed(first, "b", files=None)
+    third = resumed(second, "b")
+    assert second.run.resumed
+    assert third.run.resumed
+    assert second.run.resumed.run_id == LATER.run_id
+    assert second.run.resumed.files_of == third.run.resumed.files_of == REF.run_id
+    finish(third)
+    assert third.run.resumption("b").start.files_of is None
+
+
 def test_who_used_an_environment_runs_again_since_environments_are_new() -> None:
     document = task(
         step("buy", uses=["shop"]),
