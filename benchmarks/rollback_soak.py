@@ -3,10 +3,12 @@
     python benchmarks/rollback_soak.py [--seconds 200] [--seed N] [--tasks 8]
 
 Tasks of random graphs run beside each other; their steps fail by chance, some with a rollback as
-the answer, and some tasks are cancelled. What came of each is judged by rules that know nothing of
-how a rollback is made, from the task's record and from what its steps have written to a ledger:
+the answer, and some tasks are cancelled. Some use an environment of a pool. What came of each is
+judged by rules that know nothing of how a rollback is made, from the task's record and from what
+its steps have written to a ledger:
 
-- the final context is that of the attempts that count, made one after another;
+- the final context is that of the attempts that count, made one after another, and what the last
+  step finds in the environment is theirs alone;
 - no attempt saw what it, or a step that depends on it, had written before;
 - each attempt that was taken back was undone at least once, after its last word;
 - no step that had succeeded ran again without a rollback that took it back;
@@ -21,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import random
 import subprocess
 import sys
@@ -32,24 +33,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak_steps import LEDGER, SERVES, fails, token, writes
+import psutil
+from soak_judge import judge
+from soak_steps import LEDGER, SERVES
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
 from perdure.config import Settings
 from perdure.connection import connect
+from perdure.core.environments import Environment, Memory, Port, Process, Ready, ResetEndpoint
+from perdure.core.pool_definitions import Definition
 from perdure.history import record_of
-from perdure.messages import TaskInput, TrialSummary
+from perdure.messages import PoolUse, TaskInput, TrialSummary
 from perdure.names import task_workflow_id
 from perdure.server import embedded_server
 
-QUEUE, SUITE = "soak", "soak"
+QUEUE, SUITE, WORLD = "soak", "soak", "world"
 PATIENCE_SECONDS = 300.0
 """For the tasks that are left when no worker is killed any more."""
 
 STATUSES = ("succeeded", "failed", "cancelled")
 COUNTED = (
     *("kills", "attempts", "attempts lost", "outcomes adopted"),
-    *("rollbacks", "compensations", "tries of compensations"),
+    *("restarts", "rollbacks", "with a reset", "compensations", "tries of compensations"),
 )
 
 Handle = WorkflowHandle[Any, TrialSummary]
@@ -70,8 +75,6 @@ def random_task(chance: random.Random, id: str) -> dict[str, Any]:
             "depends_on": [{"task_step_id": other} for other in sorted(chosen)],
             "failure": chance.choice([0, 0.1, 0.3]),
             "seconds": chance.choice([0, 0.05, 0.5]),
-            "heartbeat_timeout": 1,
-            "max_worker_losses": 1000,
             "fail_task_on_error": chance.random() < 0.1,
         }
         if chance.random() < 0.5:
@@ -83,9 +86,40 @@ def random_task(chance: random.Random, id: str) -> dict[str, Any]:
         if chance.random() < 0.2:
             step["retry"] = {"max_attempts": 2, "initial_interval": 0.2}
         steps.append(step)
+    document = {"id": id, "steps": steps, "max_rollbacks": chance.choice([1, 3, 20, 20])}
+    if chance.random() < 0.3:
+        document["environments"] = [WORLD]
+        needs = [{"task_step_id": name} for name in above]
+        above["end"] = set(above)
+        steps.append({"id": "end", "type": "soak", "failure": 0, "seconds": 0, "depends_on": needs})
+    how = chance.choice(["reset", "reset", "keep"])
     for step in steps:
         step["below"] = [name for name, others in above.items() if step["id"] in others]
-    return {"id": id, "steps": steps, "max_rollbacks": chance.choice([1, 3, 20, 20])}
+        has_part = "environments" in document and (step["id"] == "end" or chance.random() < 0.4)
+        # Where the environment is not reset, undoing a step cleans up after it.
+        step |= {"uses": [WORLD] if has_part else [], "cleans": has_part and how == "keep"}
+        step |= {"heartbeat_timeout": 1, "max_worker_losses": 1000}
+        if "retry_config" in step:
+            step["retry_config"]["environments"] = how
+    return document
+
+
+def world(state: Path) -> Definition:
+    """An environment of which each use is seen: a list, kept by a process."""
+    server = Path(__file__).parent.parent / "examples" / "environments" / "server.py"
+    address = "http://127.0.0.1:${WORLD_PORT}"
+    environment = Environment(
+        WORLD,
+        # The last argument is there to find the process by.
+        process=Process(
+            (sys.executable, "-IS", str(server), WORLD, "${WORLD_PORT}", str(state)),
+            ready=Ready(http=f"{address}/items", timeout_seconds=60),
+        ),
+        max_instances=3,
+        ports={"WORLD_PORT": Port(24200)},
+        reset_endpoints=(ResetEndpoint("all", f"{address}/reset"),),
+    )
+    return Definition(environment, "1", str(state), Memory(required_gb=0.0, reserve_gb=0.0))
 
 
 @dataclass
@@ -103,6 +137,8 @@ class Tally:
         self.counts["attempts lost"] += sum(known["status"] == "lost" for known in attempts)
         self.counts["outcomes adopted"] += sum(known["adopted"] for known in attempts)
         self.counts["rollbacks"] += len(record["rollbacks"])
+        self.counts["with a reset"] += sum(bool(r["environments"]) for r in record["rollbacks"])
+        self.counts["restarts"] += len(record["leases_lost"])
         self.counts["compensations"] += sum(len(r["compensations"]) for r in record["rollbacks"])
         self.counts["tries of compensations"] += sum(x.startswith("undo ") for x in ledger)
 
@@ -112,123 +148,6 @@ class Tally:
         ends = ", ".join(f"{self.counts[status]} {status}" for status in STATUSES)
         told = ", ".join(f"{self.counts[what]} {what}" for what in COUNTED)
         return f"{runs} runs judged ({ends}), {told}; {len(self.faults)} faults"
-
-
-# --- Judging ----------------------------------------------------------------------------------
-
-
-def judge(
-    seed: str, document: dict[str, Any], record: dict[str, Any], ledger: list[str]
-) -> list[str]:
-    """What is wrong with a task that has ended."""
-    steps = {step["id"]: step["attempts"] for step in record["steps"]}
-    done = [rollback for rollback in record["rollbacks"] if rollback["epoch"] is not None]
-    return [
-        *(line for line in ledger if line.startswith("saw-")),
-        *_repeated(steps, done),
-        *_not_undone(record["task_id"], steps, done, ledger),
-        *_out_of_order(steps, record["rollbacks"]),
-        *(_context(seed, document, record) if record["status"] == "succeeded" else ()),
-    ]
-
-
-def _repeated(steps: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]]) -> list[str]:
-    found = []
-    for name, attempts in steps.items():
-        for one, other in itertools.pairwise(attempts):
-            between = (r for r in done if one["epoch"] < r["epoch"] <= other["epoch"])
-            if one["status"] == "succeeded" and not any(name in r["span"] for r in between):
-                found.append(f"{token(name, one['number'])} had succeeded, and ran again")
-    return found
-
-
-def _not_undone(
-    task: str,
-    steps: dict[str, list[dict[str, Any]]],
-    done: list[dict[str, Any]],
-    ledger: list[str],
-) -> list[str]:
-    last = {line: number for number, line in enumerate(ledger)}
-    found, known = [], set[str]()
-    for rollback in done:
-        for name in rollback["span"]:
-            for attempt in steps[name]:
-                mine = token(name, attempt["number"])
-                if attempt["epoch"] >= rollback["epoch"] or mine in known:
-                    continue
-                known.add(mine)
-                words = [last.get(f"{word} {task} {mine}", -1) for word in ("do", "done")]
-                undone = last.get(f"undone {task} {mine}", -1)
-                if undone <= max(words):
-                    found.append(f"{mine} was not undone after its last word")
-    return found
-
-
-def _out_of_order(
-    steps: dict[str, list[dict[str, Any]]], rollbacks: list[dict[str, Any]]
-) -> list[str]:
-    found = []
-    for rollback in rollbacks:
-        undos = rollback["compensations"]
-        if any(undo["ended_at"] is None for undo in undos):
-            found.append(f"rollback {rollback['number']} left out what it had planned")
-        ends = [steps[undo["step_id"]][undo["attempt"] - 1]["ended_at"] for undo in undos]
-        if ends != sorted(ends, reverse=True):
-            found.append(f"rollback {rollback['number']} did not undo the newest first")
-    return found
-
-
-def _context(seed: str, document: dict[str, Any], record: dict[str, Any]) -> list[str]:
-    """Against the attempts that count, one after another."""
-    task, context = document["id"], record["context"]
-    by_id = {step["id"]: step for step in document["steps"]}
-    attempts = {step["id"]: step["attempts"] for step in record["steps"]}
-    ended = [known["step_id"] for known in record["completed_steps"]]
-    if sorted(ended) != sorted(by_id):
-        return [f"it succeeded with {len(ended)} of {len(by_id)} steps"]
-    shared = context["metadata"].get("shared", {})
-    good, wrote = set[str](), dict[str, str]()
-    for name in ended:
-        may_count = {}
-        for number in _candidates(attempts[name]):
-            failed = fails(seed, task, by_id[name], number)
-            silent = failed and not writes(seed, task, name, number)
-            may_count[None if silent else token(name, number)] = not failed
-        (told,) = shared.get(name, [None])
-        if told not in may_count:
-            return [f"{name} has written {told}, not one of {sorted(may_count, key=str)}"]
-        if may_count[told]:
-            good.add(name)
-        if told:
-            wrote[name] = told
-    tokens = list(wrote.values())
-    seen = {
-        "results": {n: r["token"] for n, r in context["results"].items() if n in good},
-        "texts": context["prompt_responses"],
-        "sandboxes": [item["sandbox_id"] for item in context["deployed_sandboxes"]],
-        "shared": shared,
-        "last": context["metadata"].get("last"),
-    }
-    expected = {
-        "results": {name: wrote[name] for name in good},
-        "texts": tokens,
-        "sandboxes": tokens,
-        "shared": {name: [written] for name, written in wrote.items()},
-        "last": tokens[-1] if tokens else None,
-    }
-    return [f"{k} is {seen[k]}, not {expected[k]}" for k in seen if seen[k] != expected[k]]
-
-
-def _candidates(attempts: list[dict[str, Any]]) -> list[int]:
-    """The attempts of which one is that whose work counts: the last, or one that was lost right
-    before it, if the last has found that one's outcome."""
-    *before, last = attempts
-    if not last["adopted"]:
-        return [last["number"]]
-    lost = itertools.takewhile(
-        lambda known: known["status"] in ("lost", "interrupted"), before[::-1]
-    )
-    return [known["number"] for known in lost]
 
 
 # --- Running ----------------------------------------------------------------------------------
@@ -265,14 +184,17 @@ class Workers:
 
 
 async def one(
-    client: Client, chance: random.Random, seed: str, number: int, ledger: Path, tally: Tally
+    client: Client, chance: random.Random, seed: str, number: int, state: Path, tally: Tally
 ) -> None:
     """Run a task to its end and judge it."""
     document = random_task(chance, f"t{number}")
     workflow_id = task_workflow_id(SUITE, document["id"], 1)
+    pool = PoolUse("soak", local_words=True)
     handle: Handle = await client.start_workflow(
         "TaskWorkflow",
-        TaskInput(document, SUITE),
+        TaskInput(document, SUITE, pool=pool, environments=[world(state).to_json()])
+        if "environments" in document
+        else TaskInput(document, SUITE),
         id=workflow_id,
         task_queue=QUEUE,
         result_type=TrialSummary,
@@ -284,7 +206,7 @@ async def one(
     with contextlib.suppress(WorkflowFailureError):
         await ending
     record = await record_of(client, workflow_id)
-    lines = await asyncio.to_thread(_mine, ledger, document["id"])
+    lines = await asyncio.to_thread(_mine, state / LEDGER, document["id"])
     tally.count(record, lines)
     faults = judge(seed, document, record, lines)
     tally.faults += [f"{document['id']}: {fault}" for fault in faults]
@@ -311,7 +233,7 @@ async def soak(seconds: float, seed: str, beside: int, state: Path) -> Tally:
             while time.monotonic() < until:
                 while len(running) < beside:
                     luck = random.Random(f"{seed} {number}")
-                    work = one(client, luck, seed, number, state / LEDGER, tally)
+                    work = one(client, luck, seed, number, state, tally)
                     running.add(asyncio.create_task(work))
                     number += 1
                 done, running = await asyncio.wait(
@@ -335,8 +257,26 @@ async def soak(seconds: float, seed: str, beside: int, state: Path) -> Tally:
             for task in left:
                 task.cancel()
         finally:
+            await asyncio.to_thread(_end_world, state)
             workers.kill()
+            await asyncio.to_thread(_end_world, state, 0)
     return tally
+
+
+def _end_world(state: Path, patience_seconds: float = 20) -> None:
+    """The pool stops what nobody needs; what is left when it should have is killed."""
+    until = time.monotonic() + patience_seconds
+    while left := [p for p in psutil.process_iter(["cmdline"]) if _is_of(p, state)]:
+        if time.monotonic() > until:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            return
+        time.sleep(0.2)
+
+
+def _is_of(process: psutil.Process, state: Path) -> bool:
+    return str(state) in (process.info["cmdline"] or [])[-1:]
 
 
 async def main() -> bool:

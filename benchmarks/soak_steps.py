@@ -10,10 +10,13 @@ it makes the file `<STATE_DIR>/serves`.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +56,43 @@ def _note(what: str, host: Any, step: dict[str, Any]) -> None:
         os.close(file)
 
 
+def _call(host: Any, path: str, method: str, body: bytes | None = None) -> list[str] | None:
+    """Do something with the task's environment; what it holds then, None if it knows no such
+    item."""
+    address = f"http://127.0.0.1:{host.ports['WORLD_PORT']}{path}"
+    request = urllib.request.Request(address, body, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            items: list[str] = json.load(answer)["items"]
+            return items
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
 def undo(step: dict[str, Any], context: Any, host: Any) -> None:
     """Takes a while, and does not always succeed at once."""
     _note("undo", host, step)
+    if step["cleans"]:
+        _call(host, f"/items/{token(step['id'], host.attempt)}", "DELETE")
     time.sleep(random.random() * 0.2)
     if random.random() < 0.05:
         raise StepFailed("try again")
     _note("undone", host, step)
 
 
-@step("soak", keys={"failure", "seconds", "below"}, undo=undo)
+@step("soak", keys={"failure", "seconds", "below", "cleans"}, undo=undo)
 def soak(step: dict[str, Any], context: Any, host: Any) -> dict[str, Any]:
     """Takes its time, writes its token in several places, and then may fail."""
     _note("do", host, step)
     for other in [step["id"], *step["below"]]:
         if other in context.metadata.get("shared", {}):
             _note(f"saw-{other}", host, step)
+    world = None
+    if step["uses"]:
+        item = {"text": token(step["id"], host.attempt)}
+        world = _call(host, "/items", "POST", json.dumps(item).encode())
     time.sleep(step["seconds"])
     mine, failing = token(step["id"], host.attempt), fails(_seed, host.task_id, step, host.attempt)
     if not failing or writes(_seed, host.task_id, step["id"], host.attempt):
@@ -79,7 +103,7 @@ def soak(step: dict[str, Any], context: Any, host: Any) -> dict[str, Any]:
     if failing:
         raise StepFailed(f"error of {mine}")
     _note("done", host, step)
-    return {"token": mine}
+    return {"token": mine, "world": world}
 
 
 async def main(address: str, state: str, queue: str, seed: str) -> None:
