@@ -21,8 +21,9 @@ async def here(temporal: WorkflowEnvironment) -> AsyncIterator[Place]:
 
 async def test_an_instance_that_cannot_be_reset_is_replaced_under_its_lease(here: Place) -> None:
     """Over a continue-as-new; nobody who waits comes in between, and nothing is left."""
-    task, other = await here.ask(env("a"), env("b")), await here.ask(env("a"))
+    task = await here.ask(env("a"), env("b"))
     was = {i["environment"]: i["instance"] for i in (await task.hears("granted"))["instances"]}
+    other = await here.ask(env("a"))
     await task.reset(1, "a", "b")
     renewal = await task.hears("renewed")
     assert {i["environment"]: i["instance"] for i in renewal["instances"]} == was
