@@ -96,7 +96,7 @@ class ResumableRun(RollbackRun):
                 known: record.to_state() for known, record in self._steps.items() if record.attempts
             },
             entries=[dict(vars(e)) for e in self._context.without(set(over), [entry]).entries],
-            files_of=source and (source.files_of or source.run_id),
+            files_of=(source.files_of or source.run_id) if source else None,
             restarts=source.restarts if source else self.restarts,
             hosts=sorted({attempt.host for attempt in attempts if attempt.host}),
         )
