@@ -416,7 +416,7 @@ class Pool:
         for instance in plan.resets:
             self._fleet.reset(instance, now)
         for start in plan.starts:
-            self._fleet.start(start.definition, start.host, start.wanted_by, now)
+            self._fleet.start(start.definition, start.host, self.queue.get(start.wanted_by), now)
 
     def _give_up_on_the_unplaceable(self, now: float) -> None:
         """Refuse those that no host could hold even if it were empty, after some patience."""

@@ -16,6 +16,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_hosts import Hosts
 from perdure.core.pool_instances import Instance, Instances, State
 from perdure.core.pool_names import project_name
+from perdure.core.pool_requests import Waiter
 
 STOP_AGAIN_SECONDS = 30.0
 """After a stop that failed."""
@@ -57,8 +58,8 @@ class Fleet:
 
     # --- Orders -----------------------------------------------------------------------------
 
-    def start(self, definition: Definition, host: str, wanted_by: str | None, now: float) -> None:
-        """Start an instance; its ports are reserved from here on."""
+    def start(self, definition: Definition, host: str, waiter: Waiter | None, now: float) -> None:
+        """Start an instance, for a request or ahead; its ports are reserved from here on."""
         number = self.numbers + 1
         within = self.hosts[host].facts.port_range
         ports = self.hosts.ports(host).choose(number, _wanted(definition), within, now)
@@ -67,7 +68,10 @@ class Fleet:
         self.numbers = number
         project = project_name(definition.name, number, self.uuid, self.prefix)
         instance = Instance(number, definition.key, definition.name, project, host, ports)
-        instance.wanted_by, instance.order = wanted_by, 0
+        if waiter:
+            instance.wanted_by = waiter.request.request_id
+            instance.started_for = waiter.request.holder.workflow_id
+        instance.order = 0
         self.instances.add(instance)
         self.order(instance, "starting", now)
 
@@ -110,6 +114,7 @@ class Fleet:
                     i.host,
                     ports,
                     reset=self.definition(i).is_resettable,
+                    task=i.started_for,
                 )
             ]
         if i.state == "resetting":
@@ -175,7 +180,10 @@ class Fleet:
         chosen = book.choose(instance.number, wanted, host.facts.port_range, now)
         tried_enough = instance.conflicts >= BIND_CONFLICTS or instance.searches >= PORT_SEARCHES
         if chosen is None or tried_enough:
-            return Failure(f"ports of {host.name} are in use: {', '.join(map(str, taken))}")
+            return Failure(
+                f"ports of {host.name} are in use: {', '.join(map(str, taken))}; stop what has "
+                "them, or widen DT_PORT_RANGE"
+            )
         instance.ports.update(chosen)
         self.order(instance, "starting", now)
         return None

@@ -55,7 +55,7 @@ def test_a_status_tells_state_code_and_health(
 
 
 def test_lines_that_are_no_containers_are_skipped() -> None:
-    """P33."""
+    """P33, PD10: a list in JSON, as some versions of compose print it, is no error."""
     printed = "\n".join(
         ['time="x" level=warning msg="old"', "", line("Created"), "\t" * 8, "{}", "[]"]
     )
