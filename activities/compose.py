@@ -65,6 +65,10 @@ _POLL_SECONDS = (0.2, 0.3, 0.5, 1.0, 2.0)
 _SETTLE_SECONDS = 3.0
 """So long a container that was restarted is waited for, whether it ends once more."""
 
+_BEGIN_SECONDS = 0.7
+"""So long after `up` one that tells nothing of its health is looked at, whether it still runs: what
+cannot do its work mostly ends at once."""
+
 _log = logging.getLogger("perdure.instances")
 
 
@@ -230,16 +234,19 @@ class ComposeBackend:
             # What a killed call of compose had asked the engine for came after all.
             await self._down(project)
             return await self._up(project, model, again=False)
-        verdict = judge(await self._own(project.call))
-        log = await self._log_of(verdict) if verdict.state == "failed" else []
-        if log or verdict.container:
+        own = await self._own(project.call)
+        # Of a dependency that is not healthy, and not of what waits for it.
+        verdict = judge([each for each in own if each.service == failure.service] or own)
+        log = await self._log_of(verdict)
+        if verdict.container:
             log = log or [f"{verdict.service} {verdict.reason}, and printed nothing"]
         raise trouble_of(failure, project, log)
 
     async def _healthy(self, project: Project, model: ComposeModel, heartbeat: Heartbeat) -> None:
         """Wait until every container is healthy, as long as `health_timeout` says (P33, P34)."""
         limit = project.environment.health_timeout_seconds
-        until = time.monotonic() + limit
+        began = time.monotonic()
+        until = began + limit
         pauses = [*_POLL_SECONDS]
         restarts: dict[str, int] = {}
         while True:
@@ -250,6 +257,10 @@ class ComposeBackend:
                 restarts = await self._restarts(own)
                 verdict = _settled(own, before, restarts)
             if verdict.state == "ready":
+                young = began + _BEGIN_SECONDS - time.monotonic()
+                if young > 0 and any(c.state == "running" and not c.health for c in own):
+                    await asyncio.sleep(young)
+                    continue
                 note_ready(project.folder, project.call.ports, own)
                 return
             if verdict.state == "failed":

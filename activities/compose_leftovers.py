@@ -7,16 +7,11 @@ from collections.abc import Container
 
 from activities import marker
 from activities.docker_cli import DockerCli, checked
-from activities.docker_containers import INSTANCE_LABEL, POOL_LABEL, PROJECT_LABEL
+from activities.docker_containers import INSTANCE_LABEL, POOL_LABEL, Kind
 
 REMOVE_SECONDS = 60.0
 _TRIES = 3
-_KINDS = ("container", "network", "volume")
-_LISTED = {
-    "container": ("ps", "--all", "--no-trunc", "--format", "{{.ID}}"),
-    "network": ("network", "ls", "--no-trunc", "--format", "{{.ID}}"),
-    "volume": ("volume", "ls", "--format", "{{.Name}}"),
-}
+_KINDS: tuple[Kind, ...] = ("container", "network", "volume")
 _REMOVED = {
     "container": ("rm", "--force", "--volumes"),
     "network": ("network", "rm"),
@@ -31,13 +26,13 @@ async def remove_by_labels(cli: DockerCli, *labels: str) -> list[str]:
     """
     removed = []
     for kind in _KINDS:
-        names = await _listed(cli, kind, *labels)
+        names = [thing.name for thing in await cli.things(kind, *labels)]
         if not names:
             continue
         removed.append(f"{len(names)} {kind}{'s' if len(names) > 1 else ''}")
         for number in range(_TRIES):
             done = await cli.docker(*_REMOVED[kind], *names, timeout_seconds=REMOVE_SECONDS)
-            names = await _listed(cli, kind, *labels)
+            names = [thing.name for thing in await cli.things(kind, *labels)]
             if not names:
                 break
             if number == _TRIES - 1:
@@ -72,17 +67,6 @@ async def _instances(cli: DockerCli, pool_uuid: str) -> dict[str, set[str]]:
     """The compose projects of a pool's instances, by the instance's number."""
     found: dict[str, set[str]] = {}
     for kind in _KINDS:
-        words = list(_LISTED[kind])
-        words[-1] = f'{{{{.Label "{INSTANCE_LABEL}"}}}}\t{{{{.Label "{PROJECT_LABEL}"}}}}'
-        done = checked(await cli.docker(*words, "--filter", f"label={POOL_LABEL}={pool_uuid}"))
-        for line in done.out.splitlines():
-            instance, _, project = line.partition("\t")
-            found.setdefault(instance, set()).update({project} - {""})
+        for thing in await cli.things(kind, f"{POOL_LABEL}={pool_uuid}"):
+            found.setdefault(thing.instance, set()).update({thing.project} - {""})
     return found
-
-
-async def _listed(cli: DockerCli, kind: str, *labels: str) -> list[str]:
-    words = [*_LISTED[kind]]
-    for label in labels:
-        words += ["--filter", f"label={label}"]
-    return checked(await cli.docker(*words)).out.split()

@@ -24,6 +24,10 @@ from perdure.core.pool_names import project_variable
 from perdure.core.redaction import mask
 from perdure.pool_messages import InstanceCall, InstanceResult
 
+TASK_LABEL = "perdure.task"
+"""The task that it was started for, if it was for one: labels stay as they are, and who has an
+instance later is told by the pool."""
+
 OVERRIDE_FILE = "compose-override.json"
 """In an instance's folder; JSON is YAML, too."""
 
@@ -84,12 +88,13 @@ class Project:
     @cached_property
     def labels(self) -> dict[str, str]:
         """What all that the project makes is known by."""
-        return {
+        labels = {
             POOL_LABEL: self.call.pool_uuid,
             POOL_NAME_LABEL: self.call.pool,
             ENVIRONMENT_LABEL: self.call.environment,
             INSTANCE_LABEL: str(self.call.number),
         }
+        return labels | ({TASK_LABEL: self.call.task} if self.call.task else {})
 
     def masked(self, trouble: Trouble, *, at_start: bool = False) -> InstanceResult:
         """The trouble as a result, without secrets."""
@@ -155,7 +160,10 @@ class Models:
         try:
             facts = project.file.stat()
         except OSError:
-            raise Trouble(f"there is no compose file {project.file}", is_final=True) from None
+            raise Trouble(
+                f"there is no compose file {project.file}; put it back, or correct docker_compose",
+                is_final=True,
+            ) from None
         return (project.digest, project.file, facts.st_mtime_ns, facts.st_size)
 
 
@@ -201,6 +209,8 @@ def trouble_of(failure: Failure, project: Project, log: Sequence[str]) -> Troubl
         )
     elif failure.is_image_missing:
         reason += "; correct the image's name, or build or load it on this host"
+    elif "unhealthy" in reason:
+        reason += "; look at its health check"
     elif failure.is_port_taken and not taken:
         reason += "; stop what has the port, or give it a variable of `ports` in env.yaml"
     return Trouble(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from activities.docker_cli import DockerCli
-from activities.docker_containers import POOL_LABEL, Container
+from activities.docker_containers import POOL_LABEL, Container, Ran
 
 WATCH_SECONDS = 2.0
 
@@ -51,12 +51,15 @@ def note_ports(folder: Path, ports: Mapping[str, int]) -> None:
 
 def note_ready(folder: Path, ports: Mapping[str, int], own: Iterable[Container]) -> None:
     """When it is healthy: which containers run."""
-    _write(folder, {"ports": dict(ports), "running": running_of(own)})
+    running = {id: [ran.service, ran.serves] for id, ran in running_of(own).items()}
+    _write(folder, {"ports": dict(ports), "running": running})
 
 
-def running_of(own: Iterable[Container]) -> dict[str, str]:
-    """The service of each container that runs, by id."""
-    return {c.id: c.service for c in own if c.state == "running" and not c.is_one_off}
+def running_of(own: Iterable[Container]) -> dict[str, Ran]:
+    """The containers that run, by id."""
+    return {
+        c.id: Ran(c.service, c.serves) for c in own if c.state == "running" and not c.is_one_off
+    }
 
 
 def noted_ports(folder: Path) -> dict[str, int] | None:
@@ -65,10 +68,15 @@ def noted_ports(folder: Path) -> dict[str, int] | None:
     return ports if isinstance(ports, dict) else None
 
 
-def noted_running(folder: Path) -> dict[str, str]:
-    """Service by id of the containers that ran when it was ready last."""
+def noted_running(folder: Path) -> dict[str, Ran]:
+    """The containers that ran when it was ready last, by id."""
     running = _read(folder).get("running")
-    return running if isinstance(running, dict) else {}
+    if not isinstance(running, dict):
+        return {}
+    # An earlier version noted a service alone.
+    return {
+        id: Ran(*noted) if isinstance(noted, list) else Ran(noted) for id, noted in running.items()
+    }
 
 
 def _read(folder: Path) -> dict[str, object]:

@@ -1,8 +1,13 @@
-"""Calls of docker and compose on this host, which wait for an engine that is being restarted."""
+"""Calls of docker and compose on this host, which wait for an engine that is being restarted.
+
+What only looks asks the engine itself first (`activities.docker_engine`), and goes through the
+command line where that cannot tell.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import shlex
 import time
@@ -10,7 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from activities.commands import Finished, run_command
-from activities.docker_containers import FORMAT, Container, parse_containers
+from activities.docker_containers import (
+    FORMAT,
+    INSTANCE_LABEL,
+    PROJECT_LABEL,
+    Container,
+    Kind,
+    Thing,
+    parse_containers,
+)
+from activities.docker_engine import Engine, EngineSilent
 from activities.marker import MARKER
 from perdure.docker_check import Docker, DockerMissing, EngineAway, engine_environment, find_docker
 
@@ -19,6 +33,13 @@ SHORT_SECONDS = 30.0
 
 AWAY_SECONDS = 90.0
 """So long a call waits for an engine that does not answer: it may be restarting."""
+
+_LISTED = {
+    "container": ("ps", "--all", "--no-trunc", "--format", "{{.ID}}"),
+    "network": ("network", "ls", "--no-trunc", "--format", "{{.ID}}"),
+    "volume": ("volume", "ls", "--format", "{{.Name}}"),
+}
+_OF_THINGS = "".join(f'\t{{{{.Label "{label}"}}}}' for label in (INSTANCE_LABEL, PROJECT_LABEL))
 
 _AWAY = re.compile(
     r"cannot connect to the docker daemon|failed to connect to the docker api"
@@ -31,12 +52,21 @@ class DockerCli:
     """The docker of this host."""
 
     def __init__(
-        self, variables: Mapping[str, str] | None = None, *, away_seconds: float = AWAY_SECONDS
+        self,
+        variables: Mapping[str, str] | None = None,
+        *,
+        away_seconds: float = AWAY_SECONDS,
+        asks_engine: bool = True,
     ) -> None:
-        """`variables`: the environment in which docker is looked for; None: this process's own."""
+        """`variables`: the environment in which docker is looked for; None: this process's own.
+
+        Without `asks_engine` all goes through the command line.
+        """
         self._base = engine_environment(variables)
         self._away_seconds = away_seconds
+        self._asks_engine = asks_engine
         self._found: Docker | None = None
+        self._known_engine: Engine | None = None
 
     def seen_by(self, variables: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a call with these variables."""
@@ -91,13 +121,24 @@ class DockerCli:
 
         Raises DockerMissing, EngineAway, TimeoutError; DockerFailed for what docker refuses.
         """
-        words = ["ps", "--all", "--no-trunc", "--format", FORMAT]
-        for label in labels:
-            words += ["--filter", f"label={label}"]
+        with contextlib.suppress(EngineSilent):
+            return await (await self._engine(wait=wait)).containers(labels)
+        words = ["ps", "--all", "--no-trunc", "--format", FORMAT, *_filters(labels)]
         return parse_containers(checked(await self.docker(*words, wait=wait)).out)
+
+    async def things(self, kind: Kind, *labels: str) -> list[Thing]:
+        """All of a kind with these labels. Raises as `containers` does."""
+        with contextlib.suppress(EngineSilent):
+            return await (await self._engine()).things(kind, labels)
+        *words, shown = _LISTED[kind]
+        done = checked(await self.docker(*words, shown + _OF_THINGS, *_filters(labels)))
+        lines = (line.replace("<no value>", "").split("\t") for line in done.out.splitlines())
+        return [Thing(*line) for line in lines if len(line) == 3]
 
     async def restarts(self, containers: Sequence[str]) -> dict[str, int]:
         """How often each container was restarted, by id. Raises as `containers` does."""
+        with contextlib.suppress(EngineSilent):
+            return await (await self._engine()).restarts(containers)
         words = ("inspect", "--format", "{{.Id}} {{.RestartCount}}", *containers)
         lines = checked(await self.docker(*words)).out.split()
         return {id: int(count) for id, count in zip(lines[::2], lines[1::2], strict=False)}
@@ -107,6 +148,8 @@ class DockerCli:
         words = ("ps", "--format", "{{.Ports}}")
         try:
             async with asyncio.timeout(2):  # P37
+                with contextlib.suppress(EngineSilent):
+                    return await (await self._engine(wait=False)).published_ports()
                 return (await self.docker(*words, wait=False)).out
         except (DockerMissing, TimeoutError):
             return ""
@@ -120,6 +163,15 @@ class DockerCli:
         return done.lines if done.code == 0 else []
 
     # --- Inside -----------------------------------------------------------------------------
+
+    async def _engine(self, *, wait: bool = True) -> Engine:
+        """Raises EngineSilent, and as `find` does."""
+        found = await self.find(wait=wait)
+        if not self._asks_engine:
+            raise EngineSilent("it is not to be asked")
+        if self._known_engine is None:
+            self._known_engine = Engine(found, self._base)
+        return self._known_engine
 
     async def _call(
         self,
@@ -157,6 +209,10 @@ class DockerCli:
             cwd=folder if folder and folder.is_dir() else None,
             stdin=stdin,
         )
+
+
+def _filters(labels: Sequence[str]) -> list[str]:
+    return [word for label in labels for word in ("--filter", f"label={label}")]
 
 
 class DockerFailed(Exception):

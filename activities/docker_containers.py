@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 POOL_LABEL = "perdure.pool"
 POOL_NAME_LABEL = "perdure.pool-name"
@@ -21,11 +21,17 @@ _LABELS = (PROJECT_LABEL, _SERVICE_LABEL, _ONE_OFF_LABEL, POOL_LABEL, INSTANCE_L
 # puts commas between them, and values have commas of their own. No field of JSON: its shape
 # changed from version to version (C06, PD10).
 FORMAT = "\t".join(
-    ["{{.ID}}", "{{.Names}}", "{{.Status}}", *(f'{{{{.Label "{label}"}}}}' for label in _LABELS)]
+    [
+        *("{{.ID}}", "{{.Names}}", "{{.Status}}", "{{.Ports}}"),
+        *(f'{{{{.Label "{label}"}}}}' for label in _LABELS),
+    ]
 )
 
 _ID = re.compile(r"[0-9a-f]{12,64}")
 _CODE = re.compile(r"\((-?\d+)\)")
+
+Kind = Literal["container", "network", "volume"]
+"""Of what a compose project makes."""
 
 State = Literal["created", "running", "paused", "restarting", "exited", "dead"]
 
@@ -43,6 +49,8 @@ class Container:
     """Of one that has ended or is restarted."""
     health: Literal["", "starting", "healthy", "unhealthy"] = ""
     """Nothing: it has no health check."""
+    is_published: bool = False
+    """Whether it has a port of the host's; while it runs."""
     is_one_off: bool = False
     """Made by `compose run`: no part of the services."""
     pool: str = ""
@@ -53,6 +61,29 @@ class Container:
         """Whether it has done its work: a service that runs once, and went well."""
         return self.state == "exited" and self.code == 0
 
+    @property
+    def serves(self) -> bool:
+        """Whether it is there to be asked: its end, however it went, is its failure."""
+        return self.is_published or bool(self.health)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A container that ran when its instance was ready."""
+
+    service: str
+    serves: bool = True
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A container, network or volume."""
+
+    name: str
+    """What it is removed by: its id, or a volume's name."""
+    instance: str = ""
+    project: str = ""
+
 
 def labels_of(pool_uuid: str, number: int) -> tuple[str, str]:
     """What all of an instance is found by."""
@@ -61,30 +92,51 @@ def labels_of(pool_uuid: str, number: int) -> tuple[str, str]:
 
 def parse_containers(printed: str) -> list[Container]:
     """The containers that `docker ps --format FORMAT` printed; what is no such line is skipped."""
-    found = []
+    found: list[Container] = []
     for line in printed.splitlines():
         fields = line.split("\t")
-        if len(fields) != 3 + len(_LABELS) or not _ID.fullmatch(fields[0]):
+        if len(fields) != 4 + len(_LABELS) or not _ID.fullmatch(fields[0]):
             continue  # a warning, for example
-        id, name, status, project, service, one_off, pool, instance = (
+        id, name, status, ports, *values = (
             "" if field == "<no value>" else field for field in fields
         )
-        code = _CODE.search(status)
-        found.append(
-            Container(
-                id=id,
-                name=name.split(",")[0],
-                project=project,
-                service=service,
-                state=_state(status),
-                code=int(code[1]) if code else 0,
-                health=_health(status),
-                is_one_off=one_off.lower() == "true",
-                pool=pool,
-                instance=instance,
-            )
-        )
+        labels = dict(zip(_LABELS, values, strict=True))
+        found.append(_container(id, name.split(",")[0], status, "->" in ports, labels))
     return found
+
+
+def container_of(listed: Mapping[str, Any]) -> Container:
+    """One of the containers that the engine's own API lists. Raises KeyError, TypeError."""
+    names = listed["Names"] or [""]  # none: its removal is under way
+    labels = listed["Labels"] or {}
+    is_published = any(port.get("PublicPort") for port in listed["Ports"] or [])
+    return _container(
+        listed["Id"], names[0].removeprefix("/"), listed["Status"], is_published, labels
+    )
+
+
+def thing_of(name: str, labels: Mapping[str, str]) -> Thing:
+    """What has these labels."""
+    return Thing(name, labels.get(INSTANCE_LABEL, ""), labels.get(PROJECT_LABEL, ""))
+
+
+def _container(
+    id: str, name: str, status: str, is_published: bool, labels: Mapping[str, str]
+) -> Container:
+    code = _CODE.search(status)
+    return Container(
+        id=id,
+        name=name,
+        project=labels.get(PROJECT_LABEL, ""),
+        service=labels.get(_SERVICE_LABEL, ""),
+        state=_state(status),
+        code=int(code[1]) if code else 0,
+        health=_health(status),
+        is_published=is_published,
+        is_one_off=labels.get(_ONE_OFF_LABEL, "").lower() == "true",
+        pool=labels.get(POOL_LABEL, ""),
+        instance=labels.get(INSTANCE_LABEL, ""),
+    )
 
 
 def _state(status: str) -> State:
@@ -150,22 +202,25 @@ def judge(containers: Iterable[Container], services: Collection[str] | None = No
     return READY
 
 
-def death(containers: Iterable[Container], expected: Mapping[str, str]) -> Verdict | None:
+def death(containers: Iterable[Container], expected: Mapping[str, Ran]) -> Verdict | None:
     """How an instance that was ready has died since; None: it lives.
 
-    `expected` are the containers that ran then: service by id. What ended by then, or merely
-    turned unhealthy, does not count, nor what its own restart policy brings back.
+    `expected` are the containers that ran then, by id. What ended by then, or merely turned
+    unhealthy, does not count, nor what its own restart policy brings back, nor that a service
+    which nobody asks has ended with 0: it had something to do, and has done it.
     """
     by_id = {container.id: container for container in containers}
     if not by_id:
         return Verdict("failed", reason="all of its containers are gone")
-    for id, service in expected.items():
+    for id, ran in expected.items():
         container = by_id.get(id)
         if container is None:
-            return Verdict("failed", service, "its container is gone")
-        if container.state in ("exited", "dead"):
-            reason = _end_of(container) or "ended with 0"
-            return Verdict("failed", service, reason, id)
+            return Verdict("failed", ran.service, "its container is gone")
+        if container.state in ("exited", "dead") and (ran.serves or not container.is_over):
+            return Verdict("failed", ran.service, _end_of(container) or "ended with 0", id)
+    left = [by_id[id] for id in expected]
+    if left and all(container.is_over for container in left):
+        return Verdict("failed", left[-1].service, "all services have ended, with 0", left[-1].id)
     return None
 
 

@@ -10,17 +10,15 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from pathlib import Path
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities import noted_ports
 from activities.backend import Backends, Kept, definition_of, failed
+from activities.beats import Beat, beating
 from activities.held_ports import Holds
 from activities.ports import PortProbe
 from activities.reset import reset
@@ -34,13 +32,9 @@ from perdure.names import (
     STOP_INSTANCE,
     SWEEP_HOST,
     WATCH_INSTANCE,
-    WORKER_SHUTDOWN,
     pool_workflow_id,
 )
 from perdure.pool_messages import InstanceCall, InstanceResult, SweepCall
-
-BEAT_SECONDS = 1.0
-"""A cancel arrives with the answer to a beat."""
 
 WATCH_BEAT_SECONDS = 10.0
 """There are hundreds of watches, and none is in a hurry to end."""
@@ -70,14 +64,14 @@ class Instances:
     @activity.defn(name=PREPARE_ENVIRONMENT)
     async def prepare_environment(self, call: InstanceCall) -> InstanceResult:
         """Have what a start needs on this host: pulled, built, checked."""
-        async with _beating():
+        async with beating():
             return await _told(call, "prepared", self._prepare(call))
 
     @activity.defn(name=START_INSTANCE)
     async def start_instance(self, call: InstanceCall) -> InstanceResult:
         """Bring an instance up with these ports, until it is healthy, or find it so; and reset it
         if that is asked for."""
-        async with _beating() as beat:
+        async with beating() as beat:
             started = await _told(call, "started", self._start(call, beat))
             if not started.ok or not call.reset:
                 return started
@@ -86,7 +80,7 @@ class Instances:
     @activity.defn(name=RESET_INSTANCE)
     async def reset_instance(self, call: InstanceCall) -> InstanceResult:
         """Make an instance as if it were new, with the environment's retries."""
-        async with _beating() as beat:
+        async with beating() as beat:
             return await _told(call, "reset", self._reset(call, beat))
 
     @activity.defn(name=CHECK_INSTANCE)
@@ -99,7 +93,7 @@ class Instances:
         """Return when an instance has died, as a failure; or, with success, when its pool is gone
         and nobody would ever stop it."""
         key = (call.pool_uuid, call.number)
-        async with _beating(WATCH_BEAT_SECONDS):
+        async with beating(WATCH_BEAT_SECONDS):
             dead = asyncio.create_task(_told(call, "watched", self._watch(call)))
             orphan = asyncio.create_task(self._until_orphaned(call))
             self._watches[key] = dead
@@ -116,13 +110,13 @@ class Instances:
     @activity.defn(name=STOP_INSTANCE)
     async def stop_instance(self, call: InstanceCall) -> InstanceResult:
         """Take an instance down, with its folder; one that is not there is stopped."""
-        async with _beating():
+        async with beating():
             return await _told(call, "stopped", self._stop(call))
 
     @activity.defn(name=SWEEP_HOST)
     async def sweep_host(self, sweep: SweepCall) -> list[str]:
         """Remove what a pool left here, but for its present instances; says what it was."""
-        async with _beating():
+        async with beating():
             keep = Kept(sweep.keep, sweep.before)
             root = self._backends.pool_root(sweep.pool_uuid)
             removed: list[str] = []
@@ -151,7 +145,7 @@ class Instances:
                 "raise prepare_timeout",
             )
 
-    async def _start(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
+    async def _start(self, call: InstanceCall, beat: Beat) -> InstanceResult:
         folder = self._made_folder(call)
         with Holds() as holds:  # until it listens there
             # After a lost attempt its own containers have the ports.
@@ -166,14 +160,14 @@ class Instances:
             noted_ports.forget(folder)
         return result
 
-    async def _reset(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
+    async def _reset(self, call: InstanceCall, beat: Beat) -> InstanceResult:
         definition, folder = definition_of(call), self._made_folder(call)
         backend, secrets = self._backends.of(definition), self._backends.secrets_of(definition)
         result = await reset(call, folder, backend, beat, secrets=secrets)
         # Whoever is given it a moment later need not wait for another look.
         return await self._healthy_after_reset(call, beat) if result.ok else result
 
-    async def _healthy_after_reset(self, call: InstanceCall, beat: _Beat) -> InstanceResult:
+    async def _healthy_after_reset(self, call: InstanceCall, beat: Beat) -> InstanceResult:
         beat("looking whether it is healthy")
         for pause_seconds in _AFTER_RESET_PAUSES:
             result = await self._check(call)
@@ -217,47 +211,6 @@ class Instances:
 
     def _made_folder(self, call: InstanceCall) -> Path:
         return self._backends.made_folder(call.pool_uuid, call.number)
-
-
-@dataclass
-class _Beat:
-    """Beats while an activity is at work, and tells where it is."""
-
-    note: str = ""
-
-    def __call__(self, note: str) -> None:
-        self.note = note
-        activity.heartbeat(note)
-
-
-@asynccontextmanager
-async def _beating(seconds: float = BEAT_SECONDS) -> AsyncIterator[_Beat]:
-    """Beat until the block is left.
-
-    Raises ApplicationError (WorkerShutdown) in place of a cancellation that only says that this
-    worker is stopping: then the activity goes on at another.
-    """
-    beat = _Beat()
-
-    async def go_on() -> None:
-        while True:
-            activity.heartbeat(beat.note)
-            await asyncio.sleep(seconds)
-
-    beating = asyncio.create_task(go_on())
-    try:
-        yield beat
-    except asyncio.CancelledError:
-        details = activity.cancellation_details()
-        if details and details.worker_shutdown and not details.cancel_requested:
-            raise ApplicationError(
-                "the worker is stopping",
-                type=WORKER_SHUTDOWN,
-                category=ApplicationErrorCategory.BENIGN,  # nothing to be logged
-            ) from None
-        raise
-    finally:
-        beating.cancel()
 
 
 async def _told(call: InstanceCall, done: str, work: Awaitable[InstanceResult]) -> InstanceResult:

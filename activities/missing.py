@@ -8,7 +8,8 @@ from dataclasses import replace
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.results import Results, beating
+from activities.beats import beating
+from activities.results import Results
 from perdure.core.summary import clip_summary
 from perdure.errors import PerdureError
 from perdure.event_log import pages

@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -27,6 +27,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.beats import beating
 from activities.contexts import Contexts
 from activities.host import forget_in
 from activities.leftovers import (
@@ -61,8 +62,6 @@ SWAP_TRIES = 5
 
 LOOKS_AT_ONCE = 20
 """Questions to the server at a time."""
-
-BEAT_SECONDS = 2.0
 
 SUITE_SEEN_SECONDS = 0.25
 """So long the run of a suite is taken for the newest without another look. A task that ends in the
@@ -294,25 +293,6 @@ class Results:
 
     def _base(self, results_dir: str | None) -> Path:
         return Path(results_dir) if results_dir else self._results
-
-
-@contextlib.asynccontextmanager
-async def beating() -> AsyncIterator[None]:
-    """Have the server notice soon if the worker is killed: a copy may take minutes."""
-    if activity.info().is_local:  # its worker has the workflow, too
-        yield
-        return
-
-    async def beat() -> None:
-        while True:
-            activity.heartbeat()
-            await asyncio.sleep(BEAT_SECONDS)
-
-    beats = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        beats.cancel()
 
 
 async def is_open(client: Client, workflow_id: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
+import signal
+import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from temporalio.client import Client
@@ -22,6 +25,8 @@ from perdure.names import suite_workflow_id, task_workflow_id
 from perdure.server import embedded_server, status
 from perdure.steps import step
 from worker import WorkerOptions, serving
+
+T = TypeVar("T")
 
 logging.getLogger("temporalio.activity").setLevel(logging.CRITICAL)  # of steps failing on purpose
 
@@ -89,6 +94,22 @@ class Ground:
         server = status(self.settings.state).pid
         rss = psutil.Process(server).memory_info().rss / 2**20 if server else 0.0
         return mine, rss
+
+
+def measured(benchmark: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a benchmark; asked to end by Ctrl-C or SIGTERM, it leaves no server behind."""
+
+    async def watched() -> T:
+        loop, mine = asyncio.get_running_loop(), asyncio.current_task()
+        assert mine
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, mine.cancel)
+        return await benchmark()
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        sys.exit("ended; nothing more is measured")
 
 
 @asynccontextmanager

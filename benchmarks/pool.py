@@ -14,13 +14,12 @@ with the same number of messages (`pool_cycles.py`). Goal: a ratio of 1.5 at mos
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import tempfile
 from pathlib import Path
 
 import pool_cycles
-from ground import ground
+from ground import ground, measured
 from pool_makespan import GOAL, WARM_UP, makespan, workloads
 
 
@@ -58,4 +57,4 @@ async def main() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if asyncio.run(main()) else 1)
+    sys.exit(0 if measured(main) else 1)

@@ -10,12 +10,11 @@ history has more than 5,000 events or 10 MB.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from ground import Ground, ground
+from ground import Ground, ground, measured
 
 
 @dataclass(frozen=True)
@@ -94,4 +93,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    measured(main)

@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ground import Ground, ground
+from ground import Ground, ground, measured
 from plain import PlainWorkflow, noop, run_true
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
@@ -116,6 +116,6 @@ async def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     given = arguments_given()
     if given.only != "spawn":
-        asyncio.run(main(given))
+        measured(lambda: main(given))
     if given.only in (None, "spawn"):
         subprocess.run([sys.executable, str(Path(__file__).with_name("spawn.py"))], check=True)

@@ -140,6 +140,8 @@ class InstanceOrder:
     """Of a start: by variable."""
     reset: bool = False
     """Of a start: reset it before the answer."""
+    task: str = ""
+    """Of a start: as in `InstanceCall`."""
     reason: str = ""
     """Of a stop, for people."""
 
@@ -230,6 +232,8 @@ class InstanceCall:
     """As in `InstanceInput`."""
     reset: bool = False
     """Of a start: reset it when it is healthy."""
+    task: str = ""
+    """Of a start: the workflow id of the task whose request it is for; empty: for no single one."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,10 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 # dead server's port within that range can connect to itself, and holds the port.
 _PORTS = range(20000, 32000)
 
-_SAFE_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER")
+_SAFE_ENVIRONMENT = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "USER"),
+    *("GOGC", "GOMEMLIMIT", "GOMAXPROCS"),  # how much memory and how many cores it may use
+)
 
 # Kept so that a server that ended is reaped.
 _children: list[subprocess.Popen[bytes]] = []

@@ -17,6 +17,8 @@ import hypothesis
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
+from tests.waiting import until
+
 if TYPE_CHECKING:
     from perdure.client import Perdure
     from perdure.config import Settings
@@ -35,7 +37,9 @@ for ignored, usual in (
         signal.signal(ignored, usual)
 
 # The servers of tests are small and short-lived: for them, memory is cheaper than its collection.
-os.environ.setdefault("GOGC", "200")
+os.environ.setdefault("GOGC", "400")
+# Several of them share few cores: one each costs a sixth less than all of them for each.
+os.environ.setdefault("GOMAXPROCS", "1")
 
 PROGRAMS = {"compose": "docker-compose"}
 """Tools whose program has another name."""
@@ -152,3 +156,16 @@ async def perdure(
         await Perdure.connect(settings) as connection,
     ):
         yield connection
+
+
+@pytest.fixture
+async def pool(perdure: Perdure) -> AsyncIterator[str]:
+    """The name of a pool of its own; nothing of it is left at the end."""
+    name = f"p{uuid.uuid4().hex[:8]}"
+    yield name
+
+    async def is_empty() -> bool:
+        view = await perdure.pool(name).view()
+        return view is None or not view["instances"]
+
+    await until(is_empty, "nothing is left of the pool")

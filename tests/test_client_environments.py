@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from perdure.documents import InvalidDocuments
 from perdure.names import task_workflow_id
 from perdure.suite_input import BadId
 from tests.dtap_kit import Project
-from tests.waiting import until
 
 ENV = """\
 environments:
@@ -37,19 +35,6 @@ def env_config(tmp_path: Path) -> Path:
     file = tmp_path / "env.yaml"
     file.write_text(ENV)
     return file
-
-
-@pytest.fixture
-async def pool(perdure: Perdure) -> AsyncIterator[str]:
-    """The name of a pool of its own; nothing of it is left at the end."""
-    name = f"p{uuid.uuid4().hex[:8]}"
-    yield name
-
-    async def is_empty() -> bool:
-        view = await perdure.pool(name).view()
-        return view is None or not view["instances"]
-
-    await until(is_empty, "nothing is left of the pool")
 
 
 def task(id: str, command: str = LOOK, environments: tuple[str, ...] = ("web",)) -> dict[str, Any]:
@@ -102,6 +87,9 @@ async def test_a_suite_that_is_retried_keeps_its_pool_and_its_definitions(
     view = await perdure.pool(pool).view()
     assert view
     assert [i["doing"] for i in view["instances"]] == ["clean"], "it is kept"
+    stats = await perdure.pool(pool).stats()
+    assert stats, "P51, in the client"
+    assert (stats.available_instances, stats.instances_by_env) == (1, {"web": 1})
     await perdure.pool(pool).stop()
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from perdure.client import Perdure
 from tests.dtap_kit import Project
-from tests.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -83,18 +78,6 @@ environments:
     max_instances: 2
   slack: {{process: {{command: [sleep, "600"]}}}}
 """
-
-
-@pytest.fixture
-async def pool(perdure: Perdure) -> AsyncIterator[str]:
-    name = f"p{uuid.uuid4().hex[:8]}"
-    yield name
-
-    async def is_empty() -> bool:
-        view = await perdure.pool(name).view()
-        return view is None or not view["instances"]
-
-    await until(is_empty, "nothing is left of the pool")
 
 
 async def test_a_driver_has_a_port_for_each_of_its_servers_and_resets_its_environment(

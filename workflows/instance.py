@@ -189,7 +189,7 @@ class InstanceWorkflow:
                 if not prepared.ok:
                     return prepared
             options = start_options(definition, reset=order.reset)
-            return await self._call(START_INSTANCE, options, reset=order.reset)
+            return await self._call(START_INSTANCE, options, order)
         if order.kind == "reset":
             result = await self._call(RESET_INSTANCE, reset_options(definition))
             if self._watch and self._watch.done():
@@ -298,12 +298,14 @@ class InstanceWorkflow:
     # --- Activities -------------------------------------------------------------------------
 
     async def _call(
-        self, name: str, options: workflow.ActivityConfig, *, reset: bool = False
+        self, name: str, options: workflow.ActivityConfig, start: InstanceOrder | None = None
     ) -> InstanceResult:
         call = self._instance()
+        if start:
+            call = replace(call, reset=start.reset, task=start.task)
         try:
             result: InstanceResult = await workflow.execute_activity(
-                name, replace(call, reset=reset), result_type=InstanceResult, **options
+                name, call, result_type=InstanceResult, **options
             )
             return result
         except ActivityError as error:

@@ -29,7 +29,11 @@ def in_words(decision: Order) -> InstanceOrder:
     match decision:
         case told.StartInstance():
             return InstanceOrder(
-                "start", decision.order, ports=decision.ports, reset=decision.reset
+                "start",
+                decision.order,
+                ports=decision.ports,
+                reset=decision.reset,
+                task=decision.task,
             )
         case told.ResetInstance():
             return InstanceOrder("reset", decision.order)

@@ -5,6 +5,7 @@ A view is what the pool's query `view` answers (`perdure.core.pool_view`).
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -38,6 +39,8 @@ PATIENCE_SECONDS = 5.0
 """A task that has waited so long for one and the same thing is told of."""
 
 REASON_CHARACTERS = 300
+
+_MEASURED = re.compile(r"\d+\.\d GB")
 
 
 def counts(instances: Collection[View]) -> str:
@@ -120,13 +123,16 @@ class Teller:
         return told
 
     def _of_waits(self, waits: Mapping[str, str], now: float) -> list[str]:
-        counted = Counter(waits.values())
-        self._waited = {reason: self._waited.get(reason, now) for reason in counted}
+        # A figure that is measured again and again makes no new reason.
+        reasons = {_MEASURED.sub("", reason): reason for reason in waits.values()}
+        counted = Counter(_MEASURED.sub("", reason) for reason in waits.values())
+        self._waited = {kind: self._waited.get(kind, now) for kind in counted}
         told = []
-        for reason, count in counted.items():
-            is_long = now - self._waited[reason] >= PATIENCE_SECONDS
-            if is_long and reason not in self._told:
-                self._told.add(reason)
+        for kind, count in counted.items():
+            is_long = now - self._waited[kind] >= PATIENCE_SECONDS
+            if is_long and kind not in self._told:
+                self._told.add(kind)
+                reason = reasons[kind]
                 tasks = "1 task waits" if count == 1 else f"{count} tasks wait"
                 told.append(f"{tasks} for an environment: {printable(reason, REASON_CHARACTERS)}")
         return told

@@ -424,7 +424,9 @@ class Pool:
         for instance in plan.resets:
             self._fleet.reset(instance, now)
         for start in plan.starts:
-            self._fleet.start(start.definition, start.host, start.wanted_by, now)
+            waiter = self.queue.get(start.wanted_by)
+            request = waiter.request if waiter else None
+            self._fleet.start(start.definition, start.host, request, now)
 
     # --- Inside: time -----------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class StartInstance:
     ports: dict[str, int]
     reset: bool = False
     """True: it is reset before it counts as up (P40), so that no order for that is needed."""
+    task: str = ""
+    """The workflow id of the task whose request it is started for; empty: for no one of them."""
 
 
 @dataclass(frozen=True)

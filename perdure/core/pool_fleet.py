@@ -16,6 +16,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_hosts import Hosts
 from perdure.core.pool_instances import Instance, Instances, State
 from perdure.core.pool_names import project_name
+from perdure.core.pool_requests import Request
 
 STOP_AGAIN_SECONDS = 30.0
 """After a stop that failed."""
@@ -61,11 +62,14 @@ class Fleet:
         self,
         definition: Definition,
         host: str,
-        wanted_by: str | None,
+        request: Request | None,
         now: float,
         state: State = "starting",
     ) -> Instance | None:
-        """Start an instance; its ports are reserved from here on. None: they were not found."""
+        """Start an instance, for a request or ahead; its ports are reserved from here on.
+
+        None: they were not found.
+        """
         number = self.numbers + 1
         within = self.hosts[host].facts.port_range
         ports = self.hosts.ports(host).choose(number, _wanted(definition), within, now)
@@ -74,7 +78,10 @@ class Fleet:
         self.numbers = number
         project = project_name(definition.name, number, self.uuid, self.prefix)
         instance = Instance(number, definition.key, definition.name, project, host, ports)
-        instance.wanted_by, instance.order = wanted_by, 0
+        if request:
+            instance.wanted_by = request.request_id
+            instance.started_for = request.holder.workflow_id
+        instance.order = 0
         self.instances.add(instance)
         self.order(instance, state, now)
         return instance
@@ -118,6 +125,7 @@ class Fleet:
                     i.host,
                     ports,
                     reset=self.definition(i).is_resettable,
+                    task=i.started_for,
                 )
             ]
         if i.state in ("resetting", "renewing"):
@@ -186,7 +194,10 @@ class Fleet:
         chosen = book.choose(instance.number, wanted, host.facts.port_range, now)
         tried_enough = instance.conflicts >= BIND_CONFLICTS or instance.searches >= PORT_SEARCHES
         if chosen is None or tried_enough:
-            return Failure(f"ports of {host.name} are in use: {', '.join(map(str, taken))}")
+            return Failure(
+                f"ports of {host.name} are in use: {', '.join(map(str, taken))}; stop what has "
+                "them, or widen DT_PORT_RANGE"
+            )
         instance.ports.update(chosen)
         self.order(instance, instance.state, now)
         return None

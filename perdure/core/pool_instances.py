@@ -74,6 +74,8 @@ class Instance:
     """Whether it is healthy was asked and not answered yet, even if nobody waits for that now."""
     is_retiring: bool = False
     """True: it is stopped after its use."""
+    started_for: str = ""
+    """The workflow id of the task whose request it was started for; empty: for no one of them."""
     uses: int = 0
     last_used: float | None = None
     searches: int = 0

@@ -11,6 +11,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_hosts import Host, Hosts
 from perdure.core.pool_instances import FREE, Instance, Instances
 from perdure.core.pool_requests import Request
+from perdure.core.problems import listed
 
 
 @dataclass
@@ -169,16 +170,22 @@ class Ledger:
     def _objection(self, request: Request, host: Host) -> str | None:
         """Why a host could not hold a request even if all that is there were gone."""
         wanted, facts = request.environments, host.facts
+        who = f"environment{'s' if len(wanted) > 1 else ''} {listed(request.names)}"
         if facts.capacity is not None and len(wanted) > facts.capacity:
-            takes = f"{host.name} takes {facts.capacity} instances"
-            return f"{takes}, and this needs {len(wanted)} at once"
+            return (
+                f"{who}: {host.name} takes {facts.capacity} at a time, and {len(wanted)} are needed"
+                " at once; raise --max-instances of its worker"
+            )
         ports = sum(port in facts.port_range for some in wanted for port in _wanted(some))
         if ports > len(facts.port_range):
-            return f"{host.name} has {len(facts.port_range)} ports to give, and this needs {ports}"
+            return (
+                f"{who}: {host.name} has {len(facts.port_range)} ports to give, and {ports} are"
+                " needed; widen DT_PORT_RANGE"
+            )
         have = self._most_gb.get(host.machine, math.inf)
         for definition in wanted:
             if have < definition.demanded_gb + definition.reserve_gb(facts.total_gb):
-                return _too_little(host, have, definition)
+                return f"environment {definition.name}: {_too_little(host, have, definition)}"
             have -= definition.needed_gb
         return None
 
@@ -293,7 +300,10 @@ class Ledger:
         wanted = [port for other in [*started, definition] for port in _wanted(other)]
         if self._books[host.name].needed(wanted, within) <= self._ports[host.name]:
             return True
-        return f"{host.name} has no port left for {definition.name} in {within.low}-{within.high}"
+        return (
+            f"{host.name} has no port left for {definition.name} in {within.low}-{within.high};"
+            " widen DT_PORT_RANGE"
+        )
 
     def _evict(self, count: int, placement: Placement, suits: Callable[[Instance], bool]) -> bool:
         """Add so many evictions, or none at all."""
@@ -358,5 +368,6 @@ def _too_little(host: Host, have_gb: float, definition: Definition) -> str:
     reserve = definition.reserve_gb(host.facts.total_gb)
     return (
         f"{host.name} has {have_gb:.1f} GB of memory free for {definition.name}, which needs"
-        f" {definition.demanded_gb:g} GB beside the reserve of {reserve:g} GB"
+        f" {definition.demanded_gb:g} GB beside the reserve of {reserve:g} GB; free some, or lower"
+        " memory_gb or the reserve_gb of memory in env.yaml"
     )

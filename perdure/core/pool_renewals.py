@@ -146,7 +146,8 @@ class Renewals:
                 self._fleet.order(instance, "renewing", now)
         for definition in placement.starts:
             host = placement.host
-            if started := self._fleet.start(definition, host, None, now, "replacing"):
+            request = lease.request
+            if started := self._fleet.start(definition, host, request, now, "replacing"):
                 self._adopt(lease, started, now)
 
     def _adopt(self, lease: Lease, instance: Instance, now: float) -> None:

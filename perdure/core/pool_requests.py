@@ -70,7 +70,7 @@ class Request:
         for definition in self.environments:
             limit = definition.environment.max_instances
             if limit is not None and limit < 1:
-                return f"{definition.name} has max_instances: {limit}; allow 1 or more"
+                return f"environment {definition.name} has max_instances: {limit}; allow 1 or more"
         return None
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from activities.docker_containers import Container, death, judge, parse_containers
+from activities.docker_containers import Container, Ran, death, judge, parse_containers
 
 ID = "0123456789ab" * 5
 
 
 def line(
-    status: str, *, name: str = "p-app-1", service: str = "app", one_off: str = "False"
+    status: str,
+    *,
+    name: str = "p-app-1",
+    ports: str = "",
+    service: str = "app",
+    one_off: str = "False",
 ) -> str:
-    return "\t".join([ID, name, status, "p", service, one_off, "uuid", "7"])
+    return "\t".join([ID, name, status, ports, "p", service, one_off, "uuid", "7"])
 
 
 def container(
@@ -50,9 +55,9 @@ def test_a_status_tells_state_code_and_health(
 
 
 def test_lines_that_are_no_containers_are_skipped() -> None:
-    """P33."""
+    """P33, PD10: a list in JSON, as some versions of compose print it, is no error."""
     printed = "\n".join(
-        ['time="x" level=warning msg="old"', "", line("Created"), "\t" * 7, "{}", "[]"]
+        ['time="x" level=warning msg="old"', "", line("Created"), "\t" * 8, "{}", "[]"]
     )
     assert len(parse_containers(printed)) == 1
     assert parse_containers("") == []
@@ -98,7 +103,7 @@ def test_an_instance_of_which_nothing_runs_is_none() -> None:
 
 
 def test_an_instance_dies_by_what_ran_and_runs_no_more() -> None:
-    expected = {"app-id": "app", "db-id": "db"}
+    expected = {"app-id": Ran("app"), "db-id": Ran("db")}
     app, db, init = container(), container("db"), container("init", "exited", 0)
     assert death([app, db, init], expected) is None
     assert death([app, container("db", health="unhealthy"), init], expected) is None
@@ -110,3 +115,23 @@ def test_an_instance_dies_by_what_ran_and_runs_no_more() -> None:
     assert ended
     assert (ended.service, ended.reason) == ("db", "ended with 0")
     assert death([], {})
+
+
+def test_a_service_that_nobody_asks_may_end_with_0_at_any_time() -> None:
+    """P33: it may still run when the instance is ready already."""
+    expected = {"app-id": Ran("app"), "init-id": Ran("init", serves=False)}
+    app = container()
+    assert death([app, container("init", "exited", 0)], expected) is None
+    failed = death([app, container("init", "exited", 3)], expected)
+    assert failed
+    assert (failed.service, failed.reason) == ("init", "exited with 3")
+    alone = {"init-id": Ran("init", serves=False)}
+    ended = death([container("init", "exited", 0)], alone)
+    assert ended
+    assert ended.reason == "all services have ended, with 0"
+
+
+def test_what_is_published_or_has_a_health_check_serves() -> None:
+    assert parse_containers(line("Up 1 second", ports="127.0.0.1:8000->80/tcp"))[0].serves
+    assert parse_containers(line("Up 1 second (healthy)"))[0].serves
+    assert not parse_containers(line("Up 1 second", ports="80/tcp"))[0].serves

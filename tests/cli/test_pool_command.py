@@ -124,6 +124,12 @@ def test_environments_that_fail_are_told_apart_from_tasks_that_do(page: CommandL
     assert "  | no space left for the index" in ran.stdout[apart:], ran.stdout
     assert "environment broken: environment broken" not in ran.stdout + ran.stderr
     assert "2 of 5 succeeded, 3 failed (1 task, 2 environment)" in ran.stdout
+    results = (page.state / "results" / "s" / "results.jsonl").read_text().splitlines()
+    failures = {line["task"]: line["failure"] for line in map(json.loads, results)}
+    kinds = {task: failure["kind"] for task, failure in failures.items() if failure}
+    assert kinds == {"bad": "task", "none": "environment", "neither": "environment"}
+    assert failures["none"]["reason"].startswith("environment broken: ")
+    assert failures["none"]["reason"].endswith("no space left for the index")
     assert folders(page) == []
 
 

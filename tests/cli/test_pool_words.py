@@ -177,11 +177,17 @@ def test_an_instance_that_nobody_saw_start_is_told_of_once() -> None:
 
 def test_a_reason_to_wait_is_told_when_it_has_stood_for_a_while_and_once_for_all_tasks() -> None:
     teller = Teller()
-    waits = Seen(waits={"task/s/a/1": "no room", "task/s/b/1": "no room"})
 
-    told = [teller.lines(waits, now=now) for now in (0, 4, 5, 60)]
+    def waits(gb: float) -> Seen:
+        reason = f"there are {gb} GB, and it needs 4 GB"
+        return Seen(waits={"task/s/a/1": reason, "task/s/b/1": reason})
 
-    assert told == [[], [], ["2 tasks wait for an environment: no room"], []]
+    told = [
+        teller.lines(waits(gb), now=now) for now, gb in ((0, 1.5), (4, 2.0), (5, 2.1), (60, 3.9))
+    ]
+
+    words = "2 tasks wait for an environment: there are 2.1 GB, and it needs 4 GB"
+    assert told == [[], [], [words], []]
 
 
 def test_what_comes_from_outside_cannot_move_the_cursor() -> None:

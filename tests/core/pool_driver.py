@@ -35,6 +35,19 @@ def holder(name: str, run: str = "run") -> Holder:
     return Holder(f"task/s/{name}/1", run)
 
 
+def answer_well(pool: Pool, decision: object, now: float) -> None:
+    """Tell a pool that an order of it was carried out; what is no order is not answered."""
+    match decision:
+        case StartInstance():
+            pool.answers.started(decision.instance, decision.order, now)
+        case ResetInstance():
+            pool.answers.reset_done(decision.instance, decision.order, now)
+        case CheckInstance():
+            pool.answers.checked(decision.instance, decision.order, now)
+        case StopInstance():
+            pool.answers.stopped(decision.instance, decision.order, now)
+
+
 class Driver:
     """A pool whose engines do at once what they are told, but for what is held back."""
 
@@ -71,15 +84,7 @@ class Driver:
         return told
 
     def answer(self, decision: Decision) -> None:
-        match decision:
-            case StartInstance():
-                self.pool.answers.started(decision.instance, decision.order, self.now)
-            case ResetInstance():
-                self.pool.answers.reset_done(decision.instance, decision.order, self.now)
-            case CheckInstance():
-                self.pool.answers.checked(decision.instance, decision.order, self.now)
-            case StopInstance():
-                self.pool.answers.stopped(decision.instance, decision.order, self.now)
+        answer_well(self.pool, decision, self.now)
 
     def alive(self) -> dict[str, int]:
         return dict(self.pool.instances.alive())

@@ -87,7 +87,7 @@ def test_a_grant_that_its_holder_does_not_know_is_taken_back() -> None:
     ("wanted", "says"),
     [
         ([env("a"), env("a", digest="2")], "asks twice for a"),
-        ([env("a", max_instances=0)], "a has max_instances: 0"),
+        ([env("a", max_instances=0)], "environment a has max_instances: 0; allow 1 or more"),
     ],
 )
 def test_what_can_never_be_granted_is_refused_at_once(wanted: list[Definition], says: str) -> None:

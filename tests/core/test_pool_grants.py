@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from perdure.core.environments import Port
 from perdure.core.pool import Pool, PoolOptions
 from perdure.core.pool_decisions import (
@@ -11,11 +15,12 @@ from perdure.core.pool_decisions import (
     StartInstance,
     StopInstance,
 )
+from perdure.core.pool_definitions import Definition
 from perdure.core.pool_demand import Demand, EnvironmentSet
 from perdure.core.pool_hosts import HostFacts
 from perdure.core.pool_requests import overtakes_allowed
 from perdure.messages import Holder
-from tests.core.pool_driver import BROKEN, Driver, env, granted, of
+from tests.core.pool_driver import BROKEN, Driver, env, granted, holder, of
 
 # --- Grants -----------------------------------------------------------------------------------
 
@@ -28,6 +33,8 @@ def test_a_lease_has_all_its_environments_on_one_host_reset_and_checked() -> Non
         *["StartInstance", "StartInstance", "ResetInstance"],
         *["CheckInstance", "CheckInstance", "Grant"],
     ]
+    for start in of(StartInstance, driver.told):
+        assert start.task == holder("t").workflow_id, "that is on their labels"
     (grant,) = of(Grant, driver.told)
     assert grant.host == "h"
     assert [(i.environment, i.ports) for i in grant.instances] == [
@@ -206,30 +213,28 @@ def test_equals_of_one_suite_come_in_the_order_of_its_list_however_they_arrived(
     assert order[1:] == ["s1", "x1", "s2", "x2", "s3"]
 
 
-def test_the_last_of_a_list_is_overtaken_only_so_often() -> None:
-    driver = Driver()
-    a = env("a", max_instances=1)
-    driver.ask("w0", a)
-    driver.go()
-    driver.ask("waits", a, index=9)
-    passed = 0
-    while "waits" not in driver.pool.leases:
-        driver.ask(f"w{passed + 1}", a, index=1)
-        driver.release(f"w{passed}")
-        passed += "waits" not in driver.pool.leases
-    assert passed == overtakes_allowed(1)
+ONE = env("a", max_instances=1)
 
 
-def test_a_low_priority_is_overtaken_only_so_often() -> None:
-    """PD24."""
+@pytest.mark.parametrize(
+    ("wanted", "waits", "others"),
+    [
+        pytest.param([ONE], {"index": 9}, {"index": 1}, id="the last of a list"),
+        pytest.param([ONE], {"priority": "low"}, {"priority": "critical"}, id="a low priority"),
+        pytest.param([], {"max_parallel": 1, "priority": "low"}, {"max_parallel": 1}, id="a slot"),
+    ],
+)
+def test_whoever_comes_after_others_is_overtaken_only_so_often(
+    wanted: list[Definition], waits: dict[str, Any], others: dict[str, Any]
+) -> None:
+    """PD24: also one that shares nothing but its suite's only slot."""
     driver = Driver()
-    a = env("a", max_instances=1)
-    driver.ask("w0", a)
+    driver.ask("w0", *wanted, **others)
     driver.go()
-    driver.ask("waits", a, priority="low")
+    driver.ask("waits", *wanted, **waits)
     passed = 0
     while "waits" not in driver.pool.leases:
-        driver.ask(f"w{passed + 1}", a, priority="critical")
+        driver.ask(f"w{passed + 1}", *wanted, **others)
         driver.release(f"w{passed}")
         passed += "waits" not in driver.pool.leases
     assert passed == overtakes_allowed(1)
@@ -255,20 +260,6 @@ def test_one_that_needs_two_at_a_time_is_overtaken_only_so_often() -> None:
             break
         passed += 1
     assert passed == overtakes_allowed(2) / 2
-
-
-def test_a_suite_with_one_slot_does_not_starve_the_first_of_its_tasks() -> None:
-    """PD24: one that shares nothing but the slot is overtaken, too."""
-    driver = Driver()
-    driver.ask("w0", max_parallel=1)
-    driver.go()
-    driver.ask("waits", max_parallel=1, priority="low")
-    passed = 0
-    while "waits" not in driver.pool.leases:
-        driver.ask(f"w{passed + 1}", max_parallel=1)
-        driver.release(f"w{passed}")
-        passed += "waits" not in driver.pool.leases
-    assert passed == overtakes_allowed(1)
 
 
 def test_one_that_waits_for_what_is_busy_does_not_keep_others_from_working() -> None:

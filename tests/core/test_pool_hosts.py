@@ -61,7 +61,7 @@ def test_a_second_bind_conflict_fails_the_instance() -> None:
             start.instance, start.order, taken, driver.now, at_start=True
         )
     (stop, *_) = of(StopInstance, driver.go())
-    assert stop.reason.endswith(f"are in use: {taken[0]}")
+    assert f"are in use: {taken[0]}; stop what has them" in stop.reason
 
 
 def test_a_port_range_that_is_used_up_is_said() -> None:
@@ -71,7 +71,9 @@ def test_a_port_range_that_is_used_up_is_said() -> None:
     driver.go()
     driver.ask("u", env("b", ports=two))
     driver.go()
-    assert driver.pool.ticket("u").reason == "h has no port left for b in 9000-9001"
+    assert driver.pool.ticket("u").reason == (
+        "h has no port left for b in 9000-9001; widen DT_PORT_RANGE"
+    )
     assert granted(driver.release("t")) == ["u"]
 
 
@@ -108,14 +110,29 @@ def test_the_memory_guard_counts_what_is_being_started() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "says"),
+    ("facts", "reason", "remedy"),
     [
-        (HostFacts(capacity=1), "h takes 1 instances, and this needs 2 at once"),
-        (HostFacts(free_gb=0.5, total_gb=8.0), "h has 0.5 GB of memory free for a"),
-        (HostFacts(port_range=PortRange(9000, 9000)), "h has 1 ports to give"),
+        (
+            HostFacts(capacity=1),
+            "environments a, b: h takes 1 at a time, and 2 are needed",
+            "raise --max-instances",
+        ),
+        (
+            HostFacts(free_gb=0.5, total_gb=8.0),
+            "environment a: h has 0.5 GB of memory free for a, which needs 1 GB beside the reserve",
+            "free some, or lower memory_gb",
+        ),
+        (
+            HostFacts(port_range=PortRange(9000, 9000)),
+            "environments a, b: h has 1 ports to give, and 2 are needed",
+            "widen DT_PORT_RANGE",
+        ),
     ],
+    ids=["places", "memory", "ports"],
 )
-def test_what_no_host_can_hold_is_refused_after_some_patience(facts: HostFacts, says: str) -> None:
+def test_what_no_host_can_hold_is_refused_after_some_patience(
+    facts: HostFacts, reason: str, remedy: str
+) -> None:
     driver = Driver(facts=facts)
     driver.ask("t", env("a", ports={"P": Port(9000)}), env("b", ports={"Q": Port(9000)}))
     assert of(Refuse, driver.go()) == []
@@ -127,7 +144,9 @@ def test_what_no_host_can_hold_is_refused_after_some_patience(facts: HostFacts, 
         driver.now = wake
         refusals = of(Refuse, driver.go())
     assert driver.now == 1_000.0 + PoolOptions().unplaceable_seconds
-    assert says in refusals[0].reason
+    assert refusals[0].kind == "environment"
+    assert refusals[0].reason.startswith(reason)
+    assert f"; {remedy}" in refusals[0].reason
 
 
 def test_a_request_waits_while_no_host_is_there() -> None:

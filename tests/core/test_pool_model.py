@@ -41,6 +41,7 @@ from perdure.core.pool_view import stats, view
 from perdure.core.ports import PortRange
 from perdure.core.suite_order import PRIORITIES
 from perdure.messages import Holder
+from tests.core.pool_driver import answer_well
 
 MOVES = [
     *["answer_well"] * 10,
@@ -400,12 +401,7 @@ class PoolMachine(RuleBasedStateMachine):
             was_reset = order.reset and order.instance % 2 == 0
             self.pool.answers.started(order.instance, order.order, self.now, was_reset=was_reset)
             return
-        tell = {
-            ResetInstance: self.pool.answers.reset_done,
-            CheckInstance: self.pool.answers.checked,
-            StopInstance: self.pool.answers.stopped,
-        }
-        tell[type(order)](order.instance, order.order, self.now)
+        answer_well(self.pool, order, self.now)
 
     def _answer_twice(self, pick: int) -> None:
         """An answer to an older order, or once more to one that is answered."""

@@ -30,6 +30,7 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_hosts import HostFacts
 from perdure.core.pool_requests import Request
 from perdure.messages import Holder
+from tests.core.pool_driver import answer_well
 
 
 @dataclass(frozen=True)
@@ -121,17 +122,10 @@ class World:
         return None
 
     def _happen(self, decision: object) -> None:
-        match decision:
-            case StartInstance():
-                self.pool.answers.started(decision.instance, decision.order, self.now)
-            case ResetInstance():
-                self.pool.answers.reset_done(decision.instance, decision.order, self.now)
-            case CheckInstance():
-                self.pool.answers.checked(decision.instance, decision.order, self.now)
-            case StopInstance():
-                self.pool.answers.stopped(decision.instance, decision.order, self.now)
-            case Grant():
-                self.pool.release(decision.request_id, decision.holder, self.now)
+        if isinstance(decision, Grant):
+            self.pool.release(decision.request_id, decision.holder, self.now)
+        else:
+            answer_well(self.pool, decision, self.now)
 
     def _look(self) -> None:
         alive = self.pool.instances.alive()

@@ -150,20 +150,24 @@ class PoolProject:
         self, folder: Path, tasks: Iterable[str], *, max_instances: int, in_docker: bool = True
     ) -> None:
         """Without docker an instance is a process, which is called by its port and its pid."""
-        self.tasks = folder / "tasks"
-        self.environments = folder / "env.yaml"
-        self._gates, self._log = folder / "gates", folder / "shop" / "log"
-        for made in (self.tasks, self._gates, self._log):
-            made.mkdir(parents=True)
+        shop = folder / "shop"
+        self._lay_out(folder / "tasks", folder / "env.yaml", folder / "gates", shop)
         text = ENVIRONMENTS if in_docker else PROCESS_ENVIRONMENTS
         self.environments.write_text(
             text.format(max_instances=max_instances, python=sys.executable)
         )
-        write = _write_compose if in_docker else _write_server
-        write(folder / "shop")
+        write = write_compose if in_docker else _write_server
+        write(shop)
         for id in tasks:
             text = textwrap.dedent(TASK).format(id=id, gates=self._gates)
             (self.tasks / f"{id}.yaml").write_text(text)
+
+    def _lay_out(self, tasks: Path, environments: Path, gates: Path, shop: Path) -> None:
+        """Make the folders; `shop` is that of the environment."""
+        self.tasks, self.environments = tasks, environments
+        self._gates, self._log = gates, shop / "log"
+        for made in (self.tasks, self.environments.parent, self._gates, self._log):
+            made.mkdir(parents=True, exist_ok=True)
 
     # --- What the test does -------------------------------------------------------------------
 
@@ -227,7 +231,8 @@ class PoolProject:
         return most
 
 
-def _write_compose(folder: Path) -> None:
+def write_compose(folder: Path) -> None:
+    """The compose file of the environment, and what runs inside of its container."""
     inside = folder / "inside"
     (inside / "cgi-bin").mkdir(parents=True)
     (folder / "docker-compose.yml").write_text(COMPOSE)

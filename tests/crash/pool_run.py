@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from temporalio.client import Client
 
 from perdure.client import Perdure
 from perdure.config import Settings
@@ -126,22 +125,29 @@ class PoolRun:
 
     async def terminate(self, task: str) -> None:
         """End a task's workflow as an operator would, by force."""
-        async with self._connection() as client:
-            handle = client.get_workflow_handle(task_workflow_id("pool", task, 1))
+        async with self._connection() as connection:
+            handle = connection.client.get_workflow_handle(task_workflow_id("pool", task, 1))
             await handle.terminate("by a test")
 
     async def closed(self) -> None:
         """Wait until the suite's workflow is closed, whatever the command knows of it."""
-        async with self._connection() as client, asyncio.timeout(PATIENCE_SECONDS):
-            suite = await find_execution(client, suite_workflow_id("pool"))
+        async with self._connection() as connection, asyncio.timeout(PATIENCE_SECONDS):
+            suite = await find_execution(connection.client, suite_workflow_id("pool"))
             assert suite
-            await until_closed(client, suite)
+            await until_closed(connection.client, suite)
+
+    async def doing(self) -> list[str]:
+        """What the pool says that its instances are at, in alphabetical order."""
+        async with self._connection() as connection:
+            view = await connection.pool("default").view()
+        assert view
+        return sorted(instance["doing"] for instance in view["instances"])
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Client]:
+    async def _connection(self) -> AsyncIterator[Perdure]:
         settings = Settings.from_env({"PERDURE_STATE_DIR": str(self.perdure.state)})
         async with await Perdure.connect(settings, role="reader") as connection:
-            yield connection.client
+            yield connection
 
     def log(self) -> str:
         """The end of what the command and its workers said."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.crash.dtap_project import DtapProject
 from tests.crash.own_engine import OwnEngine
 from tests.crash.pool_project import PoolProject
 from tests.crash.pool_run import PoolRun, pool_run
@@ -74,7 +77,11 @@ def assert_all_went_well(
 async def test_a_worker_may_die_in_each_part_of_an_instances_life(
     engine: OwnEngine, tmp_path: Path
 ) -> None:
-    """PD6, PD25: no slot stays booked, and nothing that was half made stays."""
+    """PD6, PD25: no slot stays booked, and nothing that was half made stays.
+
+    Killed during `up` and a task, during the resets after a start and after a use, and during
+    `down`.
+    """
     project = PoolProject(tmp_path / "project", TASKS, max_instances=2)
     project.hold("up")
     project.let_one_come_up()
@@ -86,13 +93,16 @@ async def test_a_worker_may_die_in_each_part_of_an_instances_life(
         run.kill_worker()
         work_begins(run, project, hit, times=2)
 
-        resets = len(project.said("resets"))
+        # One is reset after its use, and the other one as a part of its start.
         project.hold("reset")
-        project.open(hit)
-        run.wait(lambda: len(project.said("resets")) > resets, "an instance is reset")
-        assert project.said("resets")[-1] == place
-        run.kill_worker()
         project.let_go("up")
+        project.open(hit)
+        (fresh,) = {*project.said("up")} - {place}
+        resets = len(project.said("resets"))
+        run.wait(lambda: len(project.said("resets")) == resets + 2, "both are reset")
+        assert {*project.said("resets")[resets:]} == {place, fresh}
+        assert await run.doing() == ["resetting", "starting"]
+        run.kill_worker()
         project.let_go("reset")
 
         project.hold("down")
@@ -108,6 +118,8 @@ async def test_a_worker_may_die_in_each_part_of_an_instances_life(
 
     assert attempts(trials[hit]) == {"begin": 1, "work": 2, "end": 1}
     assert project.said(f"end {hit}") == [place], "it kept its instance"
+    assert project.said("resets").count(fresh) > 1, "what began before the kill did not count"
+    assert project.said("up").count(fresh) == 1, "it was found as it was, and not started again"
     assert {attempts(trials[task])["work"] for task in set(TASKS) - {hit}} == {1}
     assert all(run.record(task)["leases_lost"] == [] for task in TASKS)
     assert project.most_alive() <= 2
@@ -206,8 +218,12 @@ def test_tasks_start_over_after_a_restart_of_the_engine(engine: OwnEngine, tmp_p
 
 
 def test_two_pools_on_one_engine_leave_each_other_alone(engine: OwnEngine, tmp_path: Path) -> None:
-    """Two servers, each with a pool of the same name: what one of them sweeps is its own."""
-    mine = PoolProject(tmp_path / "mine" / "project", ["a"], max_instances=1)
+    """Two servers, each with a pool of the same name: what one of them sweeps is its own.
+
+    P8, P30, P52, P57: the one whose worker is killed runs a project of the DTap layout as it is,
+    and its driver comes back with servers of its own, of which none is left in the end.
+    """
+    mine = DtapProject(tmp_path / "mine" / "project", ["a"])
     theirs = PoolProject(tmp_path / "theirs" / "project", ["a"], max_instances=1)
     with (
         pool_run(tmp_path / "mine", mine, engine.variables) as run,
@@ -220,9 +236,14 @@ def test_two_pools_on_one_engine_leave_each_other_alone(engine: OwnEngine, tmp_p
         run.kill_worker()
         work_begins(run, mine, "a", times=2)  # its host has joined again, and swept
         assert engine.projects() == before
+        (first, _), (second, port) = mine.servers("a")
+        assert not psutil.pid_exists(first)
+        assert port not in {int(each) for each in re.findall(r":(\d+)->", engine.docker("ps"))}
         mine.open("a")
         status, _ = run.finish()
         assert status == 0
+        assert mine.is_validated
+        assert not psutil.pid_exists(second)
         assert len(engine.projects()) == 1, "the other pool's instance is all that is left"
         theirs.open("a")
         trials = assert_all_went_well(other, theirs, engine)

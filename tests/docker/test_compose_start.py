@@ -47,12 +47,14 @@ async def test_an_instance_comes_up_once_and_carries_its_labels(stand: Stand) ->
         """,
         ports={"APP_PORT": free_port()},
     )
+    call = replace(call, task="task/s/Ünïcode $id/1")
     assert (await stand.start(call)).ok
     made = docker("ps", "--quiet", "--filter", f"label=perdure.pool={stand.uuid}").split()
     assert len(made) == 1
     labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", made[0]))
     assert labels["perdure.environment"] == "shop"
     assert labels["perdure.instance"] == "1"
+    assert labels["perdure.task"] == "task/s/Ünïcode $id/1", "C09"
 
     # As after the death of a worker that did not get to report it.
     stand.backend = stand.another_worker()
@@ -86,6 +88,8 @@ async def test_a_missing_image_is_final_and_quick_and_named_with_its_service(sta
     assert result.is_final
     assert "environment shop, service b" in result.reason
     assert "no.such.host/img:1" in result.reason
+    assert "; correct the image's name" in result.reason
+    assert any("no.such.host" in line for line in result.log)
     assert time.monotonic() - began < 30
     assert stand.left() == []
 
@@ -104,6 +108,7 @@ async def test_a_fixed_port_that_somebody_has_fails_and_leaves_no_husk(stand: St
     assert result.taken_ports == []  # other ports for its variables would change nothing
     assert "service b" in result.reason
     assert str(port) in result.reason
+    assert "; stop what has the port" in result.reason
     assert stand.left() == []
 
 
@@ -197,7 +202,8 @@ async def test_a_dependency_that_never_gets_healthy_is_named(stand: Stand) -> No
     result = await stand.start(stand.call(compose))
     assert not result.ok
     assert "service db" in result.reason
-    assert "no disk" in result.log or "unhealthy" in result.reason
+    assert "no disk" in result.log
+    assert "unhealthy; look at its health check" in result.reason
     assert stand.left() == []
 
 
@@ -311,7 +317,8 @@ async def test_a_compose_file_that_is_none_is_told_with_its_place(stand: Stand) 
     (stand.root / "envs/shop/docker-compose.yml").unlink()
     result = await stand.start(call)
     assert result.is_final
-    assert "there is no compose file" in result.reason
+    assert "environment shop: there is no compose file" in result.reason
+    assert "; put it back" in result.reason
 
 
 async def test_images_are_built_once_for_all_instances_and_starts_build_nothing(

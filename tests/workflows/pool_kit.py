@@ -77,6 +77,8 @@ class Engine:
     beat: HostBeat
     calls: list[tuple[str, int]] = field(default_factory=list)
     """What was asked of which instance, in order."""
+    started_for: dict[int, str] = field(default_factory=dict)
+    """The task for which an instance was started, by the instance's number."""
     up: dict[int, str] = field(default_factory=dict)
     """Environments that are up, by the number of the instance."""
     most_up: Counter[str] = field(default_factory=Counter)
@@ -97,6 +99,7 @@ class Engine:
     @activity.defn(name=START_INSTANCE)
     async def start(self, call: InstanceCall) -> InstanceResult:
         self.up[call.number] = call.environment
+        self.started_for[call.number] = call.task
         for name, count in Counter(self.up.values()).items():
             self.most_up[name] = max(self.most_up[name], count)
         started = await self._play("start", call)

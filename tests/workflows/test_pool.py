@@ -43,6 +43,7 @@ async def test_a_task_gets_its_environments_as_if_they_were_new(here: Place) -> 
     for number in (1, 2):
         done = [what for what, who in here.engine.calls if who == number]
         assert done == ["start", "reset"]
+        assert here.engine.started_for[number] == task.holder.workflow_id
     await here.reaches(1, 0, 2)
     await task.release()
     await here.reaches(0, 0, 0)
