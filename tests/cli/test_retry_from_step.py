@@ -140,6 +140,7 @@ steps:
 """
 
 
+@pytest.mark.usefixtures("one_server")
 def test_environments_are_new_so_who_used_them_runs_again_and_that_is_said(
     perdure: CommandLine,
 ) -> None:
