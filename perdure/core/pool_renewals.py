@@ -116,7 +116,7 @@ class Renewals:
                 if placement.fits:
                     ledger.reserve(placement)
                     self._take(lease, placement, now)
-                else:
+                elif not any(i.state == "stopping" for i in self._fleet.instances.on(host.name)):
                     why = f"could not be reset, and there is no other: {placement.lacks[0]}"
                     self._lose(lease, f"environment {definition.name} {why}")
                     break
@@ -145,8 +145,7 @@ class Renewals:
             else:
                 self._fleet.order(instance, "renewing", now)
         for definition in placement.starts:
-            host = placement.host
-            request = lease.request
+            host, request = placement.host, lease.request
             if started := self._fleet.start(definition, host, request, now, "replacing"):
                 self._adopt(lease, started, now)
 

@@ -20,6 +20,7 @@ from perdure.core.pool_decisions import (
 from perdure.core.pool_fleet import Failure
 from perdure.core.pool_hosts import HostFacts
 from perdure.core.pool_view import stats, view
+from perdure.core.ports import PortRange
 from tests.core.pool_driver import BROKEN, Driver, env, granted, holder, of
 
 A = env("a", max_instances=1, ports={"A_PORT": Port(8000)})
@@ -179,6 +180,17 @@ def test_where_another_would_fare_no_better_none_is_tried() -> None:
     told = driver.fail_reset(Failure("no such script", is_final=True))
     assert of(StartInstance, told) == []
     assert [loss.reason for loss in of(LoseLease, told)] == ["environment a: no such script"]
+
+
+def test_ports_that_come_back_when_it_is_gone_are_waited_for() -> None:
+    driver = Held(facts=HostFacts(port_range=PortRange(8000, 8000)))
+    driver.hold = (ResetInstance, StopInstance)
+    (reset,) = of(ResetInstance, driver.reset())
+    driver.fail(reset)
+    (stop,) = driver.go()
+    driver.hold = ()
+    driver.answer(stop)
+    assert [i.ports for i in renewed(driver.go())] == [{"A_PORT": 8000}]
 
 
 def test_where_no_other_can_be_had_the_lease_is_lost_and_its_holder_queues_again() -> None:
