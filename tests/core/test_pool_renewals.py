@@ -18,7 +18,7 @@ from perdure.core.pool_decisions import (
     StopInstance,
 )
 from perdure.core.pool_fleet import Failure
-from perdure.core.pool_hosts import HostFacts
+from perdure.core.pool_hosts import CROWDED_SECONDS, HostFacts
 from perdure.core.pool_view import stats, view
 from perdure.core.ports import PortRange
 from tests.core.pool_driver import BROKEN, Driver, env, granted, holder, of
@@ -304,3 +304,81 @@ def test_what_has_no_reset_and_is_used_once_is_replaced() -> None:
     told = driver.reset()
     assert of(ResetInstance, told) == []
     assert [i.instance for i in renewed(told)] != [driver.was["a"]]
+
+
+def test_a_full_engine_is_waited_for() -> None:
+    driver = Held(A, env("b"))
+    (start,) = of(StartInstance, driver.fail_reset())
+    driver.fail(start, Failure("no address pools", is_crowded=True))
+    assert of(StartInstance, driver.go()) == []
+    driver.now += CROWDED_SECONDS
+    driver.pool.host_beat("h", driver.facts, driver.now)
+    told = driver.go()
+    assert of(LoseLease, told) == []
+    (again,) = of(StartInstance, told)
+    driver.hold = ()
+    driver.answer(again)
+    assert [i.instance for i in renewed(driver.go())] == [again.instance]
+
+
+def test_failures_while_the_worker_is_silent_are_not_counted() -> None:
+    driver = Held()
+    told = driver.fail_reset()
+    for _ in range(4):
+        (start,) = of(StartInstance, told)
+        driver.now += driver.pool.options.host_away_seconds
+        driver.fail(start)
+        assert of(StartInstance, driver.go()) == [], "nobody is there to start another"
+        driver.pool.host_beat("h", driver.facts, driver.now)
+        told = driver.go()
+    assert of(LoseLease, driver.told) == []
+
+
+def test_an_instance_of_a_lost_lease_that_cannot_be_reset_is_not_replaced() -> None:
+    driver = Held(A, env("b"))
+    driver.hold = (ResetInstance,)
+    (reset,) = of(ResetInstance, driver.reset())
+    driver.pool.answers.lost(driver.was["b"], BROKEN, driver.now)
+    driver.go()
+    driver.fail(reset)
+    told = driver.go()
+    (loss,) = of(LoseLease, told)
+    assert loss.environments == ["b", "a"]
+    assert of(StartInstance, told) == []
+
+
+def test_one_whose_name_is_taken_never_began_and_another_is_started() -> None:
+    driver = Held()
+    (start,) = of(StartInstance, driver.fail_reset())
+    driver.pool.answers.never_began(start.instance, start.order, driver.now)
+    told = driver.go()
+    assert of(LoseLease, told) == []
+    assert [s.instance for s in of(StartInstance, told)] == [start.instance + 1]
+
+
+def test_one_that_was_not_reset_with_its_start_is_reset_before_it_is_told() -> None:
+    driver = Held()
+    (start,) = of(StartInstance, driver.fail_reset())
+    driver.pool.answers.started(start.instance, start.order, driver.now, was_reset=False)
+    (reset,) = driver.go()
+    assert isinstance(reset, ResetInstance)
+    assert view(driver.pool)["instances"][0]["doing"] == "renewing"
+    driver.answer(reset)
+    assert [i.instance for i in renewed(driver.go())] == [start.instance]
+
+
+def test_idle_instances_make_room_for_the_other() -> None:
+    driver = Held(facts=HostFacts(capacity=2))
+    driver.pool.prewarm(env("b"), 1)
+    driver.go()
+    (idle,) = [i.number for i in driver.pool.instances if i.environment == "b"]
+    driver.pool.host_beat("h", HostFacts(capacity=1), driver.now)
+    driver.hold = (ResetInstance, StopInstance)
+    (reset,) = of(ResetInstance, driver.reset())
+    driver.fail(reset)
+    stops = of(StopInstance, driver.go())
+    assert [stop.instance for stop in stops] == [driver.was["a"], idle]
+    driver.hold = ()
+    for stop in stops:
+        driver.answer(stop)
+    assert [i.environment for i in renewed(driver.go())] == ["a"]
