@@ -161,6 +161,7 @@ def test_environments_are_new_so_who_used_them_runs_again_and_that_is_said(
     assert json.loads(perdure("pool", "--json").stdout or "{}").get("instances", []) == []
 
 
+@pytest.mark.usefixtures("one_server")
 def test_the_same_command_goes_on_with_a_run_that_was_left_and_ctrl_c_cancels_it(
     perdure: CommandLine,
 ) -> None:
