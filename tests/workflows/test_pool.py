@@ -488,16 +488,19 @@ async def test_nothing_is_lost_over_continue_as_new(temporal: WorkflowEnvironmen
         await here.ends()
 
 
-async def test_many_may_wait(here: Place) -> None:
+async def test_many_may_wait(temporal: WorkflowEnvironment) -> None:
     environments = [env(f"e{number}", 4, reset_endpoints=()) for number in range(3)]
-    granted = await asyncio.gather(
-        *(here.work_through(1, environments[number % 3]) for number in range(60))
-    )
-    assert granted == [["1"]] * 60
-    await here.reaches(0, 0, 0)
-    assert max(here.engine.most_up.values()) <= 4
-    starts = sum(what == "start" for what, _ in here.engine.calls)
-    assert starts <= 12, "instances are used again and again"
+    # Longer than it may take until the next one asks.
+    patient = replace(QUICK, idle_seconds=5.0)
+    async with place(temporal.client, patient) as here:
+        granted = await asyncio.gather(
+            *(here.work_through(1, environments[number % 3]) for number in range(60))
+        )
+        assert granted == [["1"]] * 60
+        await here.reaches(0, 0, 0)
+        assert max(here.engine.most_up.values()) <= 4
+        starts = sum(what == "start" for what, _ in here.engine.calls)
+        assert starts <= 12, "instances are used again and again"
 
 
 async def test_a_pool_without_work_is_gone_and_comes_back(here: Place) -> None:
