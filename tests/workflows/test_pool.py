@@ -488,16 +488,27 @@ async def test_nothing_is_lost_over_continue_as_new(temporal: WorkflowEnvironmen
         await here.ends()
 
 
-async def test_many_may_wait(here: Place) -> None:
+async def test_many_may_wait(temporal: WorkflowEnvironment) -> None:
     environments = [env(f"e{number}", 4, reset_endpoints=()) for number in range(3)]
-    granted = await asyncio.gather(
-        *(here.work_through(1, environments[number % 3]) for number in range(60))
-    )
-    assert granted == [["1"]] * 60
-    await here.reaches(0, 0, 0)
-    assert max(here.engine.most_up.values()) <= 4
-    starts = sum(what == "start" for what, _ in here.engine.calls)
-    assert starts <= 12, "instances are used again and again"
+    async with place(temporal.client, host=False) as here:
+        asking = [
+            asyncio.create_task(here.work_through(1, environments[number % 3]))
+            for number in range(60)
+        ]
+
+        async def all_wait() -> bool:
+            try:
+                return len((await here.view())["waiting"]) == len(asking)
+            except RPCError:  # nobody has asked yet, so there is no pool
+                return False
+
+        await until(all_wait, "all have asked")
+        engine = await here.host("h")
+        assert await asyncio.gather(*asking) == [["1"]] * 60
+        await here.reaches(0, 0, 0)
+        assert max(engine.most_up.values()) <= 4
+        starts = sum(what == "start" for what, _ in engine.calls)
+        assert starts <= 12, "instances are used again and again"
 
 
 async def test_a_pool_without_work_is_gone_and_comes_back(here: Place) -> None:
