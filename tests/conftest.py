@@ -38,8 +38,6 @@ for ignored, usual in (
 
 # The servers of tests are small and short-lived: for them, memory is cheaper than its collection.
 os.environ.setdefault("GOGC", "400")
-# Several of them share few cores: one each costs a sixth less than all of them for each.
-os.environ.setdefault("GOMAXPROCS", "1")
 
 PROGRAMS = {"compose": "docker-compose"}
 """Tools whose program has another name."""
