@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 DEMO := .demo/humaneval
 INSTALL := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
 
+# Bytecode is kept, whatever the environment says: each process of the tests would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench soak clean
 
@@ -40,8 +43,9 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
-	@$(BIN)/mypy --strict
-	@$(BIN)/lint-imports --no-logo
+	@# Meanwhile one process compiles the tests, or each of pytest's would.
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 & \
+	    $(BIN)/mypy --strict && $(BIN)/lint-imports --no-logo; status=$$?; wait; exit $$status
 	@$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
 
 bench: $(VENV)/.ready

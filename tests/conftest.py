@@ -39,6 +39,10 @@ for ignored, usual in (
 # The servers of tests are small and short-lived: for them, memory is cheaper than its collection.
 os.environ.setdefault("GOGC", "400")
 
+# `python3` in a test's document is this Python, at once: elsewhere it may be a script that looks
+# for one first.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+
 PROGRAMS = {"compose": "docker-compose"}
 """Tools whose program has another name."""
 
