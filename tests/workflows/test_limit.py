@@ -31,6 +31,7 @@ from perdure.messages import (
 from perdure.names import limit_workflow_id
 from tests.waiting import until
 from tests.workflows.fakes import World, task_document, world
+from tests.workflows.task_ends import closed
 
 QUICK = LimitOptions(probe_seconds=0.5, idle_seconds=0.5)
 
@@ -53,11 +54,6 @@ def limited(name: str, slots: int = 1, **more: Any) -> TaskOptions:
 
 def side_by_side(count: int, limit: str, **more: Any) -> list[dict[str, Any]]:
     return [{"id": f"s{n}", "depends_on": [], "limit": limit, **more} for n in range(count)]
-
-
-async def closed(handle: WorkflowHandle[Any, Any]) -> None:
-    with suppress(WorkflowFailureError):
-        await handle.result()
 
 
 async def view(here: World, name: str) -> dict[str, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.client import WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 
 from perdure.event_log import UnknownRun
-from perdure.history import happenings, history_of, record_of
+from perdure.history import record_of
 from perdure.later_runs import open_tasks, suite_by_now
 from perdure.messages import SuiteInput, SuiteTask, TaskOptions, TrialSummary
 from perdure.resuming import RunRefused, resumed_task
@@ -20,6 +19,7 @@ from perdure.task_start import begin_task
 from tests.waiting import until
 from tests.workflows.fake_pool import SHOP, USE, FakePool
 from tests.workflows.fakes import World, world
+from tests.workflows.task_ends import closed, same_record
 
 Handle = WorkflowHandle[Any, TrialSummary]
 
@@ -35,30 +35,14 @@ async def here(temporal: WorkflowEnvironment, pool: FakePool) -> AsyncIterator[W
         yield made
 
 
-async def ended(handle: Handle) -> None:
-    with contextlib.suppress(WorkflowFailureError):
-        await handle.result()
-
-
 async def resume(here: World, old: Handle, step: str) -> Handle:
     """A new run of a task that has ended, from a step on."""
-    await ended(old)
+    await closed(old)
     suite = old.id.split("/")[1]
     again = await resumed_task(here.client, suite, "t", 1, step)
     run_id = await begin_task(here.client, again.start, here.queue)
     assert run_id is not None
     return here.client.get_workflow_handle(old.id, run_id=run_id, result_type=TrialSummary)
-
-
-async def same_record(here: World, handle: Handle) -> dict[str, Any]:
-    """The record of the query, which is that of the history."""
-    record: dict[str, Any] = await handle.query("record")
-    assert await record_of(here.client, handle.id, handle.run_id) == record
-    told = happenings(here.client, handle.id, handle.run_id, follow=False)
-    assert [event async for event, _ in told] == await handle.query("events", 0)
-    history = await history_of(here.client, handle.id, handle.run_id)
-    assert history.progress() == await handle.query("progress")
-    return record
 
 
 async def test_a_failed_task_goes_on_in_a_new_run_of_the_same_name(here: World) -> None:
@@ -68,7 +52,7 @@ async def test_a_failed_task_goes_on_in_a_new_run_of_the_same_name(here: World) 
     handle = await resume(here, old, "b")
     assert (await handle.result()).status == "succeeded"
     assert here.log == ["do a.1", "do b.1", "do c.1", "carry", "do b.2", "do c.2"]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["resumed_from"]["run_id"] == old.first_execution_run_id != record["run_id"]
     assert record["resumed_from"]["work"]["found"]
     assert [s["attempts"][-1]["epoch"] for s in record["steps"]] == [0, 1, 1]
@@ -82,7 +66,7 @@ async def test_a_large_context_is_told_on_demand_as_ever(here: World) -> None:
     old = await here.start_task({"id": "a", "size": 300_000}, {"id": "b", "play": ["read"]})
     handle = await resume(here, old, "b")
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     # What the run itself noted, what was kept of the steps: two diffs over the seed.
     assert record["context"]["results"]["b"] == {"attempt": 2, "diffs": 2}
 
@@ -99,7 +83,7 @@ async def test_environments_are_new_and_so_are_who_used_them(here: World, pool: 
     handle = await resume(here, old, "last")
     assert (await handle.result()).status == "succeeded"
     assert [here.attempts(name) for name in ("aside", "buy", "last")] == [1, 2, 2]
-    await same_record(here, handle)
+    await same_record(here.client, handle)
     assert len(pool.requests) == 2
 
 
@@ -118,7 +102,7 @@ async def test_a_task_that_lost_its_environments_meanwhile_begins_with_nothing_o
     await pool.lose(pool.requests[1], "shop")
     assert (await handle.result()).status == "succeeded"
     assert here.attempts("aside") == 2
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["attempt_epoch"] == 2
     assert record["resumed_from"]["step"] == "buy"
 
@@ -129,7 +113,7 @@ async def test_files_that_are_not_there_are_told_of_and_no_hindrance(here: World
     handle = await resume(here, old, "a")
     summary = await handle.result()
     assert summary.note == "without the files of the earlier run: they are on there"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["resumed_from"]["work"]["reason"] == "they are on there"
 
 
@@ -139,22 +123,22 @@ async def test_a_cancel_while_the_files_are_brought_starts_nothing(here: World) 
     handle = await resume(here, old, "a")
     await until(lambda: here.carried)
     await handle.cancel()
-    await ended(handle)
-    record = await same_record(here, handle)
+    await closed(handle)
+    record = await same_record(here.client, handle)
     assert record["status"] == "cancelled"
     assert here.attempts("a") == 1
 
 
 async def test_a_resumed_run_continues_as_new(here: World) -> None:
     old = await here.start_task({"id": "a"}, {"id": "b"}, {"id": "c"})
-    await ended(old)
+    await closed(old)
     again = await resumed_task(here.client, old.id.split("/")[1], "t", 1, "b")
     options = TaskOptions(history_limit_events=5)
     start = replace(again.start, options=options)
     run_id = await begin_task(here.client, start, here.queue)
     handle = here.client.get_workflow_handle(old.id, result_type=TrialSummary)
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["run_id"] == run_id
     assert record["resumed_from"]["step"] == "b"
     assert [here.attempts(name) for name in "abc"] == [1, 2, 2]
@@ -167,7 +151,7 @@ async def test_a_run_that_is_open_or_unknown_is_refused(here: World) -> None:
     with pytest.raises(RunRefused, match="is still running: follow it by `perdure events"):
         await resumed_task(here.client, suite, "t", 1, "a")
     here.open = True
-    await ended(old)
+    await closed(old)
     with pytest.raises(RunRefused, match=f"{suite}/t: task 't' has no step 'b'"):
         await resumed_task(here.client, suite, "t", 1, "b")
     with pytest.raises(UnknownRun, match=f"knows no run {suite}/t/2"):
@@ -177,7 +161,7 @@ async def test_a_run_that_is_open_or_unknown_is_refused(here: World) -> None:
     assert await begin_task(here.client, first.start, here.queue)
     assert await begin_task(here.client, second.start, here.queue) is None, "one at a time"
     here.open = True
-    await ended(here.client.get_workflow_handle(old.id))
+    await closed(here.client.get_workflow_handle(old.id))
 
 
 async def test_a_suite_that_is_over_counts_the_runs_that_went_on_from_its_own(here: World) -> None:
@@ -189,7 +173,7 @@ async def test_a_suite_that_is_over_counts_the_runs_that_went_on_from_its_own(he
     suite = await here.start_suite(tasks)
     name = suite.id.partition("/")[2]
     await until(lambda: here.attempts("c") == 1 and here.finished)
-    await ended(here.client.get_workflow_handle(f"task/{name}/t/1"))
+    await closed(here.client.get_workflow_handle(f"task/{name}/t/1"))
     with pytest.raises(RunRefused, match=f"suite '{name}' is open: .* requeue t"):
         await resumed_task(here.client, name, "t", 1, "a")
     here.open = True
@@ -205,11 +189,11 @@ async def test_a_suite_that_is_over_counts_the_runs_that_went_on_from_its_own(he
         return here.client.get_workflow_handle(f"task/{name}/{task}/1")
 
     assert await counts() == [("t", "failed"), ("u", "succeeded")]
-    await ended(await go_on("t", "b"))
+    await closed(await go_on("t", "b"))
     assert await counts() == [("t", "failed"), ("u", "succeeded")]
-    await ended(await go_on("t", "a"))
+    await closed(await go_on("t", "a"))
     assert await counts() == [("t", "succeeded"), ("u", "succeeded")]
-    await ended(await go_on("u", "c"))
+    await closed(await go_on("u", "c"))
     by_now = await suite_by_now(here.client, suite.id)
     progress = by_now.progress()
     assert (progress.succeeded, progress.failed) == (1, 1)
@@ -230,7 +214,7 @@ async def test_a_suite_that_is_over_counts_the_runs_that_went_on_from_its_own(he
     here.open = True
     whole = replace((await resumed_task(here.client, name, "u", 1, "c")).start, resumed=None)
     assert await begin_task(here.client, whole, here.queue)
-    await ended(here.client.get_workflow_handle(f"task/{name}/u/1"))
+    await closed(here.client.get_workflow_handle(f"task/{name}/u/1"))
     assert await counts() == [("t", "cancelled"), ("u", "failed")]
 
     ends = (await suite_by_now(here.client, suite.id)).ended

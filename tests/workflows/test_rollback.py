@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import ApplicationError
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from perdure.history import happenings, history_of, record_of
-from perdure.messages import TaskOptions, TrialSummary
+from perdure.messages import TaskOptions
 from perdure.names import COMPENSATE_STEP, steps_queue, undo_queue
 from tests.waiting import until
 from tests.workflows.fake_pool import MAIL, SHOP, USE, FakePool
 from tests.workflows.fakes import World, world
+from tests.workflows.task_ends import closed, failure_of, same_record
 
 DRAWN_TASKS = 8
 
@@ -33,28 +31,6 @@ async def pool(temporal: WorkflowEnvironment) -> FakePool:
 async def here(temporal: WorkflowEnvironment, pool: FakePool) -> AsyncIterator[World]:
     async with world(temporal.client, pool=pool.activities) as made:
         yield made
-
-
-async def closed(handle: WorkflowHandle[Any, Any]) -> None:
-    with contextlib.suppress(WorkflowFailureError):
-        await handle.result()
-
-
-async def failure_of(handle: WorkflowHandle[Any, Any]) -> TrialSummary:
-    with pytest.raises(WorkflowFailureError) as caught:
-        await handle.result()
-    assert isinstance(caught.value.cause, ApplicationError)
-    return TrialSummary(**caught.value.cause.details[0])
-
-
-async def same_record(here: World, handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
-    """The record of the query, which is that of the history."""
-    record: dict[str, Any] = await handle.query("record")
-    assert await record_of(here.client, handle.id) == record
-    events = [event async for event, _ in happenings(here.client, handle.id, follow=False)]
-    assert events == await handle.query("events", 0)
-    assert (await history_of(here.client, handle.id)).progress() == await handle.query("progress")
-    return record
 
 
 def needs(*ids: str) -> list[dict[str, str]]:
@@ -75,7 +51,7 @@ async def test_a_span_is_undone_newest_first_and_runs_again(here: World) -> None
         *("undo c.1", "undo b.1"),
         *("do b.2", "do c.2", "do d.1"),
     ]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["attempt_epoch"] == 1
     (rollback,) = record["rollbacks"]
     assert (rollback["failed"], rollback["span"]) == (["c"], ["b", "c"])
@@ -106,7 +82,7 @@ async def test_failures_together_are_one_rollback_of_the_union(here: World) -> N
     await until(lambda: here.attempts("z") == 1)
     here.open = True
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert {name for r in record["rollbacks"] for name in r["failed"]} == {"y", "z"}
     assert here.attempts("a") == here.attempts("end") == 1
 
@@ -124,7 +100,7 @@ async def test_a_step_outside_the_span_goes_on_and_is_heard_in_the_next_epoch(
     await until(lambda: here.attempts("a") == 2)
     here.open = True
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert here.attempts("other") == 1
     assert record["context"]["results"]["other"]["diffs"] == 1
     assert record["rollbacks"][0]["cancelled"] == []
@@ -141,7 +117,7 @@ async def test_running_steps_of_the_span_are_stopped_before_anything_is_undone(
     await until(lambda: here.running == 2)
     here.open = True
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     (rollback,) = record["rollbacks"]
     assert rollback["cancelled"] == ["slow"]
     assert here.log[3:6] == ["undo slow.1", "undo b.1", "undo a.1"]
@@ -163,7 +139,7 @@ async def test_the_pool_resets_environments_after_all_is_undone(
         environments=["shop", "mail"],
     )
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     (asked,) = pool.resets
     assert (asked.request_id, asked.number) == (pool.requests[0].request_id, 1)
     assert asked.environments == ["shop", "mail"]
@@ -189,7 +165,7 @@ async def test_an_instance_that_cannot_be_reset_is_replaced_under_the_lease(
         environments=["shop", "mail"],
     )
     assert (await handle.result()).status == "succeeded"
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert [request.request_id for request in pool.requests] == [record["lease"]["request_id"]]
     assert [release.broken for release in pool.releases] == [{}]
     assert here.attempts("aside") == 1, "it used the instance that stays"
@@ -219,7 +195,7 @@ async def test_a_reset_goes_on_over_a_continue_as_new_and_a_pool_that_is_reminde
     assert runs.run_id != handle.first_execution_run_id
     await pool.renew(asked)
     assert (await handle.result()).status == "succeeded"
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_cancel_during_a_reset_gives_the_lease_back_at_once(
@@ -231,7 +207,7 @@ async def test_a_cancel_during_a_reset_gives_the_lease_back_at_once(
     await handle.cancel()
     await closed(handle)
     assert [release.broken for release in pool.releases] == [{}]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["status"] == "cancelled"
     assert record["rollbacks"][0]["abandoned"]
 
@@ -247,7 +223,7 @@ async def test_a_pool_that_has_no_other_instance_has_the_task_start_over(
     await pool.lose(pool.requests[0], "shop")
     assert (await handle.result()).status == "succeeded"
     assert here.attempts("a") == 2
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["leases_lost"][0]["environments"] == ["shop"]
 
 
@@ -255,7 +231,7 @@ async def test_a_compensation_is_tried_again(here: World) -> None:
     handle = await here.start_task(retried("a", undo=["fail", "ok"]))
     assert (await handle.result()).status == "succeeded"
     assert here.log == ["do a.1", "undo a.1", "undo a.1", "do a.2"]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["compensation_failures"] == []
 
 
@@ -274,7 +250,7 @@ async def test_a_compensation_that_keeps_failing_ends_the_task_with_its_own_erro
     assert (summary.failure_step, summary.failure_reason) == ("c", "asked to fail")
     assert "not undone: step 'b', attempt 1" in str(summary.note)
     assert here.log[3:] == ["undo c.1", "undo b.1", "undo a.1"]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     (failed,) = record["compensation_failures"]
     assert (failed["step_id"], failed["error_type"]) == ("b", "Stuck")
     assert record["failure"]["type"] == "Original"
@@ -291,7 +267,7 @@ async def test_a_cancel_during_a_rollback_waits_for_what_was_planned(here: World
     await closed(handle)
     assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
     assert here.log == ["do a.1", "do b.1", "do c.1", "undo c.1", "undo b.1", "undo a.1"]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["status"] == "cancelled"
     assert record["rollbacks"][0]["abandoned"]
 
@@ -316,7 +292,7 @@ async def test_the_tasks_time_limit_waits_for_what_was_planned(here: World) -> N
     summary = await failure_of(handle)
     assert summary.failure_kind == "timeout"
     assert here.log[3:] == ["undo c.1", "undo b.1", "undo a.1"]
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_fatal_failure_meanwhile_waits_for_what_was_planned(here: World) -> None:
@@ -331,7 +307,7 @@ async def test_a_fatal_failure_meanwhile_waits_for_what_was_planned(here: World)
     assert summary.failure_step == "other"
     assert "undo a.1" in here.log
     assert here.attempts("b") == 1
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_retries_are_counted_and_waited_for(here: World) -> None:
@@ -340,7 +316,7 @@ async def test_retries_are_counted_and_waited_for(here: World) -> None:
     )
     summary = await failure_of(handle)
     assert summary.attempts == 3
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["attempt_epoch"] == 2
     first, second, _ = (step for step in record["steps"][0]["attempts"])
     assert second["started_at"] - record["rollbacks"][0]["ended_at"] >= 0.3
@@ -361,7 +337,7 @@ async def test_a_run_continues_as_new_in_the_delay_and_between_compensations(
     undone = [entry for entry in here.log if entry.startswith("undo")]
     order = ["last", "s2", "s1", "s0"]
     assert undone == [f"undo {id}.{n}" for n in (1, 2) for id in order], here.log
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["attempt_epoch"] == 2
     assert [r["number"] for r in record["rollbacks"]] == [1, 2]
 
@@ -386,7 +362,7 @@ async def test_instances_lost_during_a_rollback_are_replaced_after_what_was_plan
     here.open = True
     assert (await handle.result()).status == "succeeded"
     assert here.log[2:] == ["undo b.1", "undo a.1", "do a.2", "do b.2"]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert len(record["leases_lost"]) == 1
 
 
@@ -394,7 +370,7 @@ async def test_a_compensation_whose_worker_is_lost_is_made_again(here: World) ->
     handle = await here.start_task(retried("a", undo=["lose", "ok"], heartbeat_timeout=1))
     assert (await handle.result()).status == "succeeded"
     assert here.log == ["do a.1", "undo a.1", "undo a.1", "do a.2"]
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_bound_tasks_steps_are_undone_on_its_host(
@@ -422,7 +398,7 @@ async def test_a_bound_tasks_steps_are_undone_on_its_host(
         == COMPENSATE_STEP
     }
     assert queues == {f"{here.queue}/here/steps/control"}
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_host_that_is_gone_is_not_waited_for(
@@ -459,7 +435,7 @@ async def test_a_host_that_is_gone_is_not_waited_for(
         await pool.grant(await pool.asked(2), "here")
         assert (await handle.result()).status == "succeeded"
     assert here.undone == []
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     (failed,) = record["compensation_failures"]
     assert failed["error_type"] == "Cancelled"
     assert record["leases_lost"][0]["host"] == "gone"
@@ -498,6 +474,6 @@ async def test_histories_tell_of_any_rollbacks_what_the_workflow_does(here: Worl
             await asyncio.sleep(chance.uniform(0, 1.5))
             await handle.cancel()
         await closed(handle)
-        await same_record(here, handle)
+        await same_record(here.client, handle)
 
     await asyncio.gather(*map(play, range(DRAWN_TASKS)))

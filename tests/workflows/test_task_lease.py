@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
-from temporalio.exceptions import ApplicationError
+from temporalio.client import WorkflowExecutionStatus
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from perdure.core.pool_decisions import Grant, GrantedInstance
-from perdure.history import happenings, history_of, record_of
 from perdure.messages import Holder, TaskOptions, TrialSummary
 from perdure.names import LEASE_GRANTED, WITHDRAW, steps_queue
 from tests.waiting import until
 from tests.workflows.fake_pool import MAIL, SHOP, USE, FakePool, definition
 from tests.workflows.fakes import World, world
+from tests.workflows.task_ends import closed, failure_of, same_record
 
 FIRST = replace(USE, local_words=False)
 """As runs of the first version use it: they say, too, that they have heard."""
@@ -35,28 +32,6 @@ async def pool(temporal: WorkflowEnvironment) -> FakePool:
 async def here(temporal: WorkflowEnvironment, pool: FakePool) -> AsyncIterator[World]:
     async with world(temporal.client, pool=pool.activities) as made:
         yield made
-
-
-async def closed(handle: WorkflowHandle[Any, Any]) -> None:
-    with contextlib.suppress(WorkflowFailureError):
-        await handle.result()
-
-
-async def failure_of(handle: WorkflowHandle[Any, Any]) -> TrialSummary:
-    with pytest.raises(WorkflowFailureError) as caught:
-        await handle.result()
-    assert isinstance(caught.value.cause, ApplicationError)
-    return TrialSummary(**caught.value.cause.details[0])
-
-
-async def same_record(here: World, handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
-    """The record of the query, which is that of the history."""
-    record: dict[str, Any] = await handle.query("record")
-    assert await record_of(here.client, handle.id) == record
-    events = [event async for event, _ in happenings(here.client, handle.id, follow=False)]
-    assert events == await handle.query("events", 0)
-    assert (await history_of(here.client, handle.id)).progress() == await handle.query("progress")
-    return record
 
 
 async def test_a_task_begins_when_it_has_its_environments_and_gives_them_back(
@@ -86,7 +61,7 @@ async def test_a_task_begins_when_it_has_its_environments_and_gives_them_back(
     assert pool.seen == [], "nobody makes use of that"
     assert [r.request_id for r in pool.releases] == [request.request_id]
     assert pool.releases[0].broken == {}
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert [i["instance_id"] for i in record["instances"]] == [
         "shop:pool_shop_1", "mail:pool_mail_2",
     ]  # fmt: skip
@@ -107,7 +82,7 @@ async def test_a_task_without_environments_takes_a_slot_of_its_suite(
     assert (await handle.result()).status == "succeeded"
     assert here.steps[0].instances == []
     assert len(pool.releases) == 1
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_lease_that_cannot_be_had_fails_the_task_with_its_reason(
@@ -121,7 +96,7 @@ async def test_a_lease_that_cannot_be_had_fails_the_task_with_its_reason(
     assert "did not come up" in str(summary.failure_reason)
     assert "no such table" in str(summary.failure_reason)
     assert here.steps == []
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["failure"]["type"] == "EnvironmentFailed"
 
 
@@ -153,7 +128,7 @@ async def test_a_lost_instance_starts_the_task_over_with_other_instances(
     assert context
     assert context["results"] == {}
     assert context["metadata"]["leases_lost"][0]["environments"] == ["shop"]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert [loss["reason"] for loss in record["leases_lost"]] == ["its container died"]
     assert record["instances"][0]["project"] == "pool_shop_3"
 
@@ -169,7 +144,7 @@ async def test_the_second_loss_fails_the_task(here: World, pool: FakePool) -> No
     summary = await failure_of(handle)
     assert summary.failure_kind == "infrastructure"
     assert "its container died" in str(summary.failure_reason)
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert record["failure"]["type"] == "InstanceLost"
     assert len(record["leases_lost"]) == 2
     assert len(pool.releases) == 2
@@ -184,7 +159,7 @@ async def test_a_task_may_rather_fail_than_start_over(here: World, pool: FakePoo
     await until(lambda: here.running == 1)
     await pool.lose(request, "shop")
     assert (await failure_of(handle)).failure_kind == "infrastructure"
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_step_that_fails_because_its_instance_is_dead_is_not_blamed(
@@ -200,7 +175,7 @@ async def test_a_step_that_fails_because_its_instance_is_dead_is_not_blamed(
     )
     assert (await handle.result()).status == "succeeded"
     assert pool.releases[0].broken == {"shop": "shop is dead"}
-    assert (await same_record(here, handle))["attempt_epoch"] == 1
+    assert (await same_record(here.client, handle))["attempt_epoch"] == 1
 
 
 async def test_a_cancelled_wait_leaves_the_queue(here: World, pool: FakePool) -> None:
@@ -212,7 +187,7 @@ async def test_a_cancelled_wait_leaves_the_queue(here: World, pool: FakePool) ->
     assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
     assert [r.request_id for r in pool.releases] == [request.request_id]
     assert here.finished[0].summary.withdrawn is False
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_cancelled_task_gives_its_lease_back_after_its_steps_have_ended(
@@ -226,7 +201,7 @@ async def test_a_cancelled_task_gives_its_lease_back_after_its_steps_have_ended(
     await closed(handle)
     assert len(pool.releases) == 1
     assert here.finished[0].summary.status == "cancelled"
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_withdrawn_task_that_waits_ends_as_not_run(here: World, pool: FakePool) -> None:
@@ -237,7 +212,7 @@ async def test_a_withdrawn_task_that_waits_ends_as_not_run(here: World, pool: Fa
     assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
     assert here.finished[0].summary.withdrawn
     assert [r.request_id for r in pool.releases] == [request.request_id]
-    assert (await same_record(here, handle))["status"] == "cancelled"
+    assert (await same_record(here.client, handle))["status"] == "cancelled"
 
 
 async def test_a_task_that_has_begun_is_not_withdrawn(here: World, pool: FakePool) -> None:
@@ -247,7 +222,7 @@ async def test_a_task_that_has_begun_is_not_withdrawn(here: World, pool: FakePoo
     await handle.signal(WITHDRAW)
     here.open = True
     assert (await handle.result()).status == "succeeded"
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_grant_that_nobody_waits_for_is_given_back_in_its_holders_name(
@@ -273,7 +248,7 @@ async def test_a_grant_that_nobody_waits_for_is_given_back_in_its_holders_name(
     await until(lambda: pool.releases[-1].request_id == "gone:1")
     await plain.cancel()
     await closed(plain)
-    await same_record(here, plain)
+    await same_record(here.client, plain)
 
 
 async def test_a_grant_told_twice_is_one(here: World, pool: FakePool) -> None:
@@ -308,7 +283,7 @@ async def test_the_tasks_clock_stands_still_while_it_waits_for_its_environments(
     await pool.grant(request)
     assert (await failure_of(handle)).failure_kind == "timeout"
     assert len(pool.releases) == 1
-    await same_record(here, handle)
+    await same_record(here.client, handle)
 
 
 async def test_a_task_continues_as_new_while_it_waits_and_while_it_has_its_lease(
@@ -332,7 +307,7 @@ async def test_a_task_continues_as_new_while_it_waits_and_while_it_has_its_lease
     assert len(pool.releases) == 1
     assert all(step.instances[0].number == 1 for step in here.steps)
     assert [s.step["id"] for s in here.steps] == [f"s{n}" for n in range(8)]
-    await same_record(here, newest)
+    await same_record(here.client, newest)
 
 
 async def test_two_environments_that_set_one_variable_are_refused(
@@ -374,7 +349,7 @@ async def test_a_task_of_several_hosts_goes_where_its_instances_are(
         here.open = True
         assert (await handle.result()).status == "succeeded"
     assert [(s.attempt, s.restarts) for s in here.steps] == [(2, 1)]
-    record = await same_record(here, handle)
+    record = await same_record(here.client, handle)
     assert (record["lease"]["host"], record["leases_lost"][0]["host"]) == ("there", "gone")
 
 
@@ -390,4 +365,4 @@ async def test_a_slot_on_several_hosts_binds_the_task_to_the_host_that_takes_it_
         steps = [{"id": "a"}, {"id": "b"}]
         handle = await here.start_task(*steps, options=TaskOptions(multi_host=True), use=USE)
         assert (await handle.result()).status == "succeeded"
-    await same_record(here, handle)
+    await same_record(here.client, handle)
