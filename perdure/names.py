@@ -7,6 +7,7 @@ SUITE_WORKFLOW = "SuiteWorkflow"
 LIMIT_WORKFLOW = "LimitWorkflow"
 POOL_WORKFLOW = "PoolWorkflow"
 INSTANCE_WORKFLOW = "InstanceWorkflow"
+JOB_WORKFLOW = "JobWorkflow"
 
 RUN_STEP = "run_step"
 COMPENSATE_STEP = "compensate_step"
@@ -35,6 +36,9 @@ CHECK_INSTANCE = "check_instance"
 WATCH_INSTANCE = "watch_instance"
 STOP_INSTANCE = "stop_instance"
 SWEEP_HOST = "sweep_host"
+RUN_JOB = "run_job"
+INTERRUPT_JOB = "interrupt_job"
+STOP_JOBS = "stop_jobs"
 
 SLOT_GRANTED = "slot_granted"
 REQUEST_SLOT = "request_slot"
@@ -71,6 +75,16 @@ TIME_LIMIT_TIMER = "time limit of the task"
 TRIAL_ENDED = "trial_ended"
 """Signal: of a task to its suite."""
 
+LAUNCH_JOB = "launch_job"
+"""Update of a task."""
+
+JOB_ENDED = "job_ended"
+"""Signal of a job to its task."""
+
+JOB_OUTPUT = "job_output"
+INTERRUPT = "interrupt"
+"""Signals to a job: of its worker, and of whoever wants it to stop."""
+
 # Updates of a suite: what people ask for while it runs. Each answers with a sentence for them.
 SET_MAX_PARALLEL = "set_max_parallel"
 PAUSE = "pause"
@@ -83,6 +97,8 @@ WORKER_SHUTDOWN = "WorkerShutdown"
 WORKER_LOST = "WorkerLost"
 TASK_FAILED = "TaskFailed"
 BAD_INPUT = "BadInput"
+JOB_REFUSED = "JobRefused"
+JOB_FAILED = "JobFailed"
 REFUSED = "Refused"
 """Of an update that makes no sense as the suite is now; its message says why."""
 
@@ -148,6 +164,16 @@ def undo_queue(queue: str, host: str | None) -> str:
     No step is in the way there, and what is undone is in no step's way.
     """
     return control_queue(queue if host is None else steps_queue(queue, host))
+
+
+def job_workflow_id(exec_id: str) -> str:
+    """The workflow id of a background job."""
+    return f"job/{exec_id}"
+
+
+def jobs_queue(queue: str, host: str | None) -> str:
+    """Where the jobs of a task of `queue` run that is bound to `host`; None: one host serves it."""
+    return f"{queue if host is None else steps_queue(queue, host)}/jobs"
 
 
 def shared_queue(queue: str) -> str:
