@@ -283,7 +283,7 @@ class PeekPage:
     stderr_offset: int
     stderr_next_offset: int
     committed: int
-    """Characters of stdout that are committed; the page is the last one if `next_offset` is this."""
+    """Characters of stdout that are committed: a page that ends there is the last one."""
     stderr_committed: int
     tail_stdout: str = ""
     """Once it has ended: the last of what is beyond the cap."""
