@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterable
 
+from activities.fold import Fold
+
 MASKED = "***"
 """Stands in kept output where a secret stood."""
+
+LIVE_SUFFIX = ".live"
+LIVE_CHARS = 4_096
+TAIL_BYTES = 16 * 1024
 
 
 class Mask:
@@ -71,29 +78,66 @@ class Capture:
 
     What comes beyond is counted and dropped, with one marker in its place. A file that cannot
     be written (a full disk) costs the rest of the text, never the process.
+
+    With `fold_redraws`, lines that are redrawn are kept in their last state, and what the file
+    does not show can be had by `write_live`.
     """
 
-    def __init__(self, path: str, limit_chars: int, secrets: Iterable[str]) -> None:
+    def __init__(
+        self, path: str, limit_chars: int, secrets: Iterable[str], *, fold_redraws: bool = False
+    ) -> None:
         """Make the file anew, and follow no link: steps may write where it lies. Raises OSError."""
         self.chars = 0
-        """Produced so far, after masking and before the cap."""
+        """Produced so far, after masking and folding, and before the cap."""
         self.error: str | None = None
+        self._path = path
         self._limit_chars = limit_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._mask = Mask(secrets)
+        self._fold = Fold() if fold_redraws else None
+        self._tail = ""
+        self._told: tuple[str, str] = ("", "")
         self._file = _made_anew(path)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream, cut anywhere."""
-        self._keep(self._mask.feed(self._decoder.decode(data)))
+        self._keep(self._folded(self._mask.feed(self._decoder.decode(data))))
 
     def finish(self) -> None:
         """Take the end of the stream and close the file."""
-        self._keep(self._mask.feed(self._decoder.decode(b"", final=True)) + self._mask.finish())
+        rest = self._mask.feed(self._decoder.decode(b"", final=True)) + self._mask.finish()
+        self._keep(self._folded(rest) + (self._fold.finish() if self._fold else ""))
         os.close(self._file)
+
+    def write_live(self) -> None:
+        """Write what the file does not show to `<path>.live`, if that has changed: `live`, the
+        state of a line that is being redrawn, and `tail`, the last text beyond the cap.
+
+        A file that cannot be written is left out.
+        """
+        now = (self._fold.live[:LIVE_CHARS] if self._fold else "", self.tail)
+        if now == self._told:
+            return
+        self._told = now
+        draft = f"{self._path}.live.draft"
+        with contextlib.suppress(OSError):
+            with open(_made_anew(draft), "w", encoding="utf-8") as file:
+                json.dump({"live": now[0], "tail": now[1]}, file)
+            os.replace(draft, f"{self._path}{LIVE_SUFFIX}")
+
+    @property
+    def tail(self) -> str:
+        """The last 16 KiB of what is beyond the cap, in whole characters; only when folding."""
+        tail = self._tail[-TAIL_BYTES:].encode("utf-8")[-TAIL_BYTES:]
+        return tail.decode("utf-8", "ignore")
+
+    def _folded(self, text: str) -> str:
+        return self._fold.feed(text) if self._fold else text
 
     def _keep(self, text: str) -> None:
         room = self._limit_chars - self.chars
+        if self._fold and len(text) > room:
+            self._tail = (self._tail + text[max(room, 0) :])[-2 * TAIL_BYTES :]
         self.chars += len(text)
         if len(text) <= room:
             self._write(text)

@@ -4,19 +4,11 @@ A fork of the supervisor, and a subreaper of its own, so whatever the command st
 here when it loses its parent, with a session, an environment and a name of its own or not. What
 is left when the command has ended, or when nobody waits for it any more, is killed from here.
 
-The conversation with the worker, over one stream socket:
-
-- worker: `FRAME_HEADER` (length of the next two), a JSON object (the fields of `ProcessSpec`,
-  `hold_report_seconds`), the bytes for stdin; then single bytes (TOUCH, TERMINATE, INTERRUPT);
-- keeper: lines of JSON: `{"started": pid}`, then `{"exit": {...}}` or `{"unrecorded": "why"}`
-  (its exit file could not be written); or only `{"failed": "why"}` (it could not be started).
-
 Standard library only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -24,7 +16,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -33,11 +24,12 @@ from typing import Any
 
 from activities import procfs
 from activities.capture import Capture
+from activities.keeper_words import INTERRUPT, KILL, NUDGE, TERMINATE, TOUCH, receive, tell
 from activities.launch import Launched, LaunchFailed, become_subreaper, launch
 from activities.sigchld import drain, wake_up_on_sigchld
 
-FRAME_HEADER = struct.Struct(">QQ")
-TOUCH, TERMINATE, INTERRUPT = b"t", b"T", b"I"
+_LIVE_SECONDS = 0.2
+"""At most so often it is written how a line stands that is being redrawn."""
 
 _READ_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20
@@ -51,7 +43,7 @@ def keep(worker: socket.socket, lifeline: int) -> bool:
     `lifeline` ends when the supervisor does. When it or the worker is gone, the whole tree is
     killed at once, and an exit file is written only if the command had already ended.
     """
-    spec, stdin = _receive(worker)
+    spec, stdin = receive(worker)
     if spec is None or _is_gone(worker.fileno()) or _is_gone(lifeline):
         return False
     wake_up = wake_up_on_sigchld()
@@ -59,8 +51,22 @@ def keep(worker: socket.socket, lifeline: int) -> bool:
     captures: list[Capture] = []
     try:
         for name in ("stdout", "stderr"):
-            captures.append(Capture(spec[name], spec["output_limit_chars"], spec["secrets"]))
-        command = launch(spec["argv"], spec["cwd"], spec["env"], feed_stdin=stdin is not None)
+            captures.append(
+                Capture(
+                    spec[name],
+                    spec["output_limit_chars"],
+                    spec["secrets"],
+                    fold_redraws=spec["fold_redraws"],
+                )
+            )
+        command = launch(
+            spec["argv"],
+            spec["cwd"],
+            spec["env"],
+            feed_stdin=stdin is not None,
+            hold_sigint=spec["hold_sigint"],
+            niceness=spec["niceness"],
+        )
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         return tell(worker, {"failed": f"cannot start {spec['argv'][0]!r}: {reason}"})
@@ -107,6 +113,7 @@ class _Keeper:
         self._abandoned = False
         self._ended_by = "exit"
         self._kill_at = math.inf
+        self._live_at = math.inf
         self._cpu_seconds = 0.0
         self._peak_memory_bytes = 0
 
@@ -137,6 +144,7 @@ class _Keeper:
             if self._abandoned:
                 return self._ended is not None
             self._enforce_limits()
+            self._show_live()
 
     def _is_over(self) -> bool:
         if self._ended is None:
@@ -146,7 +154,7 @@ class _Keeper:
         return self._ended_by == "exit" or self._childless or time.monotonic() >= self._kill_at
 
     def _patience_ms(self) -> int | None:
-        next_limit = min(self._kill_at, self._timeout_at(), self._idle_timeout_at())
+        next_limit = min(self._kill_at, self._timeout_at(), self._idle_timeout_at(), self._live_at)
         if next_limit == math.inf:
             return None
         return max(0, math.ceil((next_limit - time.monotonic()) * 1000))
@@ -165,6 +173,12 @@ class _Keeper:
             self._end("timeout", signal.SIGTERM)
         elif now >= self._idle_timeout_at():
             self._end("idle_timeout", signal.SIGTERM)
+
+    def _show_live(self) -> None:
+        if time.monotonic() >= self._live_at:
+            self._live_at = math.inf
+            for capture in self._captures:
+                capture.write_live()
 
     def _is_ending(self) -> bool:
         return self._ended_by != "exit"
@@ -199,6 +213,13 @@ class _Keeper:
             self._end("cancelled", signal.SIGTERM)
         if INTERRUPT in requests:
             self._end("cancelled", signal.SIGINT)
+        for _ in range(requests.count(NUDGE)):
+            self._reap()  # it may have ended a moment ago; until then its number is its own
+            reached = self._ended is None and self._signal_group(signal.SIGINT)
+            tell(self._worker, {"nudged": reached})
+        if KILL in requests and self._ended is None:
+            self._ended_by = "killed" if self._ended_by == "exit" else self._ended_by
+            self._kill_at = 0.0
 
     def _abandon(self) -> None:
         self._abandoned = True
@@ -225,6 +246,8 @@ class _Keeper:
         if data:
             self._moved = time.monotonic()
             self._outputs[descriptor].feed(data)
+            if self._spec["fold_redraws"]:
+                self._live_at = min(self._live_at, self._moved + _LIVE_SECONDS)
         else:
             self._close(descriptor)
         return len(data)
@@ -309,6 +332,8 @@ class _Keeper:
                 room -= size
         for capture in self._captures:
             capture.finish()
+            if self._spec["fold_redraws"]:
+                capture.write_live()
         stdout, stderr = self._captures
         assert self._ended is not None
         exit_ = {
@@ -322,7 +347,8 @@ class _Keeper:
             "peak_memory_bytes": self._peak_memory_bytes,
             "output_error": stdout.error or stderr.error,
         }
-        _write_atomically(self._spec["exit_file"], exit_)
+        if self._spec["exit_file"] is not None:
+            _write_atomically(self._spec["exit_file"], exit_)
         return exit_
 
 
@@ -334,36 +360,6 @@ def _is_gone(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, 0)
     return bool(poll.poll(0))
-
-
-def _receive(worker: socket.socket) -> tuple[dict[str, Any] | None, bytes | None]:
-    """The request, and the bytes for stdin; None if the worker is gone before it is whole."""
-    header = _receive_exactly(worker, FRAME_HEADER.size)
-    if len(header) < FRAME_HEADER.size:
-        return None, None
-    spec_bytes, stdin_bytes = FRAME_HEADER.unpack(header)
-    body = _receive_exactly(worker, spec_bytes + stdin_bytes)
-    if len(body) < spec_bytes + stdin_bytes:
-        return None, None
-    spec = json.loads(body[:spec_bytes])
-    return spec, bytes(body[spec_bytes:]) if spec["has_stdin"] else None
-
-
-def _receive_exactly(worker: socket.socket, size: int) -> bytearray:
-    data = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while len(data) < size and (piece := worker.recv(min(size - len(data), 1 << 20))):
-            data += piece
-    return data
-
-
-def tell(worker: socket.socket, message: dict[str, Any]) -> bool:
-    """Send a line to the worker; False if it is gone."""
-    try:
-        worker.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        return False
-    return True
 
 
 def _write_atomically(path: str, content: dict[str, Any]) -> None:

@@ -47,8 +47,19 @@ def become_subreaper() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def launch(argv: list[str], cwd: str, env: Mapping[str, str], *, feed_stdin: bool) -> Launched:
-    """Start a command, and return when its program runs. Raises LaunchFailed."""
+def launch(
+    argv: list[str],
+    cwd: str,
+    env: Mapping[str, str],
+    *,
+    feed_stdin: bool,
+    hold_sigint: bool = False,
+    niceness: int = 0,
+) -> Launched:
+    """Start a command, and return when its program runs. Raises LaunchFailed.
+
+    `hold_sigint`: a SIGINT waits until the program unblocks it. `niceness`: over our own.
+    """
     try:
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
@@ -63,7 +74,8 @@ def launch(argv: list[str], cwd: str, env: Mapping[str, str], *, feed_stdin: boo
     except OSError as error:
         raise LaunchFailed(f"cannot start {argv[0]!r}: {error.strerror}") from error
     if pid == 0:
-        _become(argv, cwd, env, (theirs_in, theirs_out, theirs_err), theirs_trouble, keeper)
+        streams = (theirs_in, theirs_out, theirs_err)
+        _become(argv, cwd, env, streams, theirs_trouble, keeper, hold_sigint, niceness)
     for descriptor in (theirs_in, theirs_out, theirs_err, theirs_trouble):
         os.close(descriptor)
     with open(ours_trouble, "rb") as pipe:  # closed by a successful exec
@@ -81,6 +93,8 @@ def _become(
     streams: tuple[int, int, int],
     trouble: int,
     keeper: int,
+    hold_sigint: bool,
+    niceness: int,
 ) -> NoReturn:
     """In the child: turn into the command, or write down why not."""
     stage = "set-up"
@@ -91,11 +105,14 @@ def _become(
         # the command would not behave as in a shell.
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        held = {signal.SIGINT} if hold_sigint else set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         if sys.platform == "linux":
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != keeper:  # it died before the line above could act
                 os._exit(127)
+        if niceness:
+            _give_way(os.nice(niceness))
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         stage = "cwd"
@@ -108,6 +125,24 @@ def _become(
         os.write(trouble, json.dumps([stage, 0, str(error)]).encode())
     finally:
         os._exit(127)
+
+
+def _give_way(niceness: int) -> None:
+    """Have this process's session be as nice as the process itself.
+
+    Where Linux schedules sessions as groups (autogroup, usual on desktops and servers), that alone
+    counts between processes of different sessions.
+    """
+    for _ in range(4):
+        try:
+            with open("/proc/self/autogroup", "w") as group:
+                group.write(str(niceness))
+        except BlockingIOError:  # who is not root may say it ten times a second, all together
+            time.sleep(0.1)
+            continue
+        except OSError:
+            pass  # no such groups here
+        return
 
 
 def _explain(

@@ -49,6 +49,32 @@ def _stat(pid: int) -> list[bytes]:
     return stat[stat.rindex(b")") + 1 :].split()
 
 
+def is_contained(pid: int) -> bool:
+    """Whether a process is in another pid namespace than we are: in a container, as a rule."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:  # it is gone, or not to be looked at
+        return False
+
+
+def cpu_ticks(pid: int) -> int:
+    """User and system time of a process and of the children that it has reaped; 0 if it is gone."""
+    fields = _stat(pid)
+    return sum(map(int, fields[11:15])) if fields else 0
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """The largest memory that a process has had; 0 if that is not known."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass  # it has ended
+    return 0
+
+
 def all_pids() -> list[int]:
     """Every process id, in ascending order."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())

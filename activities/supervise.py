@@ -19,15 +19,32 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from activities import marker
-from activities.keeper import FRAME_HEADER, INTERRUPT, TERMINATE, TOUCH
+from activities.keeper_words import FRAME_HEADER, INTERRUPT, KILL, NUDGE, TERMINATE, TOUCH
+from activities.process_spec import (
+    ProcessExit,
+    ProcessSpec,
+    SpawnFailed,
+    check_spec,
+    exit_from,
+    read_exit,
+)
 from activities.supervisor_link import SupervisorLink
 from perdure.errors import PerdureError
+
+__all__ = [
+    "FAULT",
+    "ProcessExit",
+    "ProcessSpec",
+    "SpawnFailed",
+    "Supervisor",
+    "SupervisorLost",
+    "read_exit",
+]
 
 T = TypeVar("T")
 
@@ -38,75 +55,8 @@ process's end by that long, after its exit file is on disk."""
 _log = logging.getLogger(__name__)
 
 
-class SpawnFailed(PerdureError):
-    """A process could not be started; the text names the program and the reason."""
-
-
 class SupervisorLost(PerdureError):
     """The supervisor or a keeper died under a process; what they ran is dead by now."""
-
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """One process to run."""
-
-    key: str
-    """Unique per attempt, such as `<run id>/<step>.<attempt>`; becomes `PERDURE_MARKER`."""
-    argv: list[str]
-    """The program is looked up on the `PATH` of `env`; a relative path starts at `cwd`."""
-    cwd: Path
-    env: Mapping[str, str]
-    """The whole environment; nothing of the worker's own is added, except the marker."""
-    stdin: bytes | None
-    """Fed, then closed; None: end of file at once."""
-    stdout: Path
-    stderr: Path
-    exit_file: Path
-    """Written atomically when the process has ended, before that is reported."""
-    timeout_seconds: float | None = None
-    idle_timeout_seconds: float | None = None
-    """Without output and without `touch`."""
-    kill_grace_seconds: float = 5.0
-    """Between SIGTERM and SIGKILL."""
-    output_limit_chars: int = 1_000_000
-    """Of each stream; what comes after is read and dropped."""
-    secrets: tuple[str, ...] = ()
-    """Values that become `***` in both files."""
-
-
-@dataclass(frozen=True)
-class ProcessExit:
-    """How a process ended."""
-
-    exit_code: int
-    """Negative: ended by that signal."""
-    ended_by: str
-    """`exit`, `timeout`, `idle_timeout`, or `cancelled`."""
-    started_at: float
-    """Seconds since 1970."""
-    duration_seconds: float
-    stdout_chars: int
-    """Produced, after masking and before the cap."""
-    stderr_chars: int
-    cpu_seconds: float
-    """User and system time of the process and of all its descendants that were reaped."""
-    peak_memory_bytes: int
-    """Of the largest single process among them; at least the few MB of a fork of the keeper."""
-    output_error: str | None = None
-    """Why output is missing from the files, for example a full disk."""
-
-
-def read_exit(path: Path) -> ProcessExit | None:
-    """Read an exit file; None if there is none, or if it is not a whole one."""
-    try:
-        return _exit_from(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-
-
-def _exit_from(content: Mapping[str, Any]) -> ProcessExit:
-    known = {field.name for field in dataclasses.fields(ProcessExit)}
-    return ProcessExit(**{name: value for name, value in content.items() if name in known})
 
 
 class Supervisor:
@@ -156,7 +106,7 @@ class Supervisor:
             SupervisorLost: the supervisor or the keeper died, and what it ran is dead by now; or
                 the exit file could not be written.
         """
-        _check(spec)
+        check_spec(spec)
         if self._closed:
             raise SupervisorLost(f"{spec.key}: not started, the worker is ending")
         if spec.key in self._running:
@@ -176,6 +126,11 @@ class Supervisor:
             raise asyncio.CancelledError
         return ended
 
+    def pid_of(self, key: str) -> int | None:
+        """The process id of a running process; None before its start and after its end."""
+        process = self._running.get(key)
+        return process.pid if process else None
+
     def touch(self, key: str) -> None:
         """Restart the idle clock of a process. Any thread; an unknown key is ignored."""
         if process := self._running.get(key):
@@ -189,6 +144,25 @@ class Supervisor:
         """
         if process := self._running.get(key):
             process.end(signum)
+
+    async def interrupt(self, key: str) -> str | None:
+        """Send one SIGINT to a process and its process group, as Ctrl-C does; no more follows.
+
+        One that is just being started gets it as soon as it runs. None: it reached the process;
+        else why it reached nobody.
+        """
+        process = self._running.get(key)
+        if process is None or not await process.nudge():
+            return "its process has ended"
+        return None
+
+    def kill(self, key: str) -> None:
+        """Kill a process with all its descendants at once; `run` returns its `killed` exit.
+
+        An unknown key is ignored.
+        """
+        if process := self._running.get(key):
+            process.kill()
 
     async def close(self) -> None:
         """End every process and the supervisor itself; a second call changes nothing."""
@@ -248,6 +222,8 @@ class _Process:
         self._writer: asyncio.StreamWriter | None = None
         self._early = b""
         """Requests from before there is a connection."""
+        self._nudges: deque[asyncio.Future[bool]] = deque()
+        """Those of which the keeper has not told yet whether they reached anybody."""
 
     async def connect(self, ours: socket.socket) -> None:
         """Take the worker's end of the socket and send the request."""
@@ -262,6 +238,8 @@ class _Process:
             message = json.loads(line)
             if "started" in message:
                 self.pid = message["started"]
+            elif "nudged" in message:
+                self._nudges.popleft().set_result(message["nudged"])
             elif "failed" in message:
                 raise SpawnFailed(message["failed"])
             elif "unrecorded" in message:
@@ -269,7 +247,7 @@ class _Process:
             elif "exit" in message:
                 if sys.platform != "linux":
                     await self._await_anyway(self._sweep)
-                return _exit_from(message["exit"])
+                return exit_from(message["exit"])
         # Its last word did not arrive, or it died; the file comes before the word.
         if ended := read_exit(self.spec.exit_file):
             return ended
@@ -298,6 +276,21 @@ class _Process:
     def end(self, signum: int) -> None:
         self._write(INTERRUPT if signum == signal.SIGINT else TERMINATE)
 
+    def kill(self) -> None:
+        self._write(KILL)
+
+    async def nudge(self) -> bool:
+        """Send one SIGINT; whether it reached the process."""
+        answer = asyncio.get_running_loop().create_future()
+        self._nudges.append(answer)
+        self._write(NUDGE)
+        gone = asyncio.ensure_future(self.gone.wait())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        return answer.done() and answer.result()
+
     def touch(self, loop: asyncio.AbstractEventLoop) -> None:
         # A step may call this in a tight loop; a hundredth of the limit is exact enough.
         idle = self.spec.idle_timeout_seconds
@@ -325,7 +318,7 @@ class _Process:
 
 
 def _request(spec: ProcessSpec) -> bytes:
-    """The first message to a keeper (see `activities/keeper.py`)."""
+    """The first message to a keeper (see `activities/keeper_words.py`)."""
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     fields |= {
         "env": {**spec.env, marker.MARKER: spec.key},
@@ -341,24 +334,3 @@ def _request(spec: ProcessSpec) -> bytes:
 def _hold_report_seconds() -> float:
     name, _, seconds = os.environ.get(FAULT, "").partition(":")
     return float(seconds) if name == "hold-report" else 0.0
-
-
-def _check(spec: ProcessSpec) -> None:
-    """Refuse what no system call would take, with a text that says where it stands."""
-    if not spec.argv or not spec.argv[0]:
-        raise SpawnFailed(f"cannot start {spec.key}: the command is empty")
-    places = [(f"argument {n}", text) for n, text in enumerate(spec.argv)]
-    places += [("cwd", str(spec.cwd)), ("key", spec.key)]
-    for name, value in spec.env.items():
-        if not name or "=" in name:
-            raise SpawnFailed(f"cannot start {spec.argv[0]!r}: {name!r} cannot name a variable")
-        places += [(f"the name {name!r} in env", name), (f"the value of {name!r} in env", value)]
-    for place, text in places:
-        if "\0" in text:
-            raise SpawnFailed(f"cannot start {spec.argv[0]!r}: {place} holds a NUL character")
-        try:
-            os.fsencode(text)
-        except UnicodeEncodeError:
-            raise SpawnFailed(
-                f"cannot start {spec.argv[0]!r}: {place} holds half a surrogate pair"
-            ) from None
