@@ -150,7 +150,10 @@ class JobTask:
 
 @dataclass(frozen=True)
 class OutputBatch:
-    """Signal to a job: output of its process, in order."""
+    """Signal to a job: output of its process, in order.
+
+    The first one of a start is sent as soon as it has begun, with whatever there is.
+    """
 
     attempt: int
     stdout_from: int
@@ -158,6 +161,8 @@ class OutputBatch:
     stdout: str
     stderr_from: int
     stderr: str
+    started_at: float | None = None
+    """When this start began, in seconds since 1970."""
 
 
 @dataclass(frozen=True)

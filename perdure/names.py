@@ -85,6 +85,9 @@ JOB_OUTPUT = "job_output"
 INTERRUPT = "interrupt"
 """Signals to a job: of its worker, and of whoever wants it to stop."""
 
+PEEK = "peek"
+"""Query of a job."""
+
 # Updates of a suite: what people ask for while it runs. Each answers with a sentence for them.
 SET_MAX_PARALLEL = "set_max_parallel"
 PAUSE = "pause"

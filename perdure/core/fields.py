@@ -28,7 +28,7 @@ _STEP_VARIABLES = frozenset(
     f"PERDURE_{name}"
     for name in (
         *("TASK_ID", "STEP_ID", "RUN_ID", "TRIAL", "ATTEMPT"),
-        *("WORKDIR", "CONTEXT", "OUTPUT", "ARTIFACTS"),
+        *("WORKDIR", "CONTEXT", "OUTPUT", "ARTIFACTS", "JOBS"),
     )
 )
 

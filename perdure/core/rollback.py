@@ -10,9 +10,13 @@ from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.core.task import Step
 from perdure.messages import Json, StepFailure
 
-UndoKind = Literal["type", "declared", "creates"]
-"""By the undoing of its own that the step's type has; by the step's `compensate`; by removing the
-files that it `creates`."""
+UndoKind = Literal["jobs", "type", "declared", "creates", "guests"]
+"""By stopping the background jobs that the attempt launched; by the undoing of its own that the
+step's type has; by the step's `compensate`; by removing the files that it `creates`. `guests` are
+jobs of others inside environments that are reset: they are stopped last, in the name of the attempt
+that failed."""
+
+JOB_KINDS: tuple[UndoKind, ...] = ("jobs", "guests")
 
 Phase = Literal["stopping", "undoing", "resetting", "clean", "over"]
 """`stopping`: steps of the span still run. `clean`: only the context is left to be taken back."""
@@ -39,6 +43,8 @@ class Compensation:
     is_written: bool
     """Whether the context of before the rollback holds the diff: that of attempts that ended their
     step."""
+    exec_ids: list[str] = field(default_factory=list)
+    """The jobs to be stopped, if that is what is done."""
 
     @property
     def activity_id(self) -> str:
@@ -49,6 +55,7 @@ class Compensation:
 def kinds_of(step: Step) -> list[UndoKind]:
     """How attempts of the step are undone, in that order: files last, they may tell of the rest.
 
+    Jobs that still run are stopped before all that.
     What a custom type declares is known to workers alone, so each is asked.
     """
     kinds: list[UndoKind] = []
@@ -74,10 +81,15 @@ class Undo:
     """Seconds since 1970, as all times here."""
     ended_at: float | None = None
     failure: StepFailure | None = None
+    exec_ids: list[str] = field(default_factory=list)
+    """The jobs that it stops."""
 
     def to_dict(self) -> dict[str, Any]:
         """Its part of the record; also its form over a continue-as-new."""
-        return {**vars(self), "failure": dict(vars(self.failure)) if self.failure else None}
+        told = {**vars(self), "failure": dict(vars(self.failure)) if self.failure else None}
+        if self.kind not in JOB_KINDS:
+            del told["exec_ids"]
+        return told
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Undo:

@@ -62,6 +62,7 @@ EVENT_TYPES = (
     *("rollback.started", "rollback.widened", "rollback.completed", "rollback.abandoned"),
     *("compensation.started", "compensation.completed", "compensation.failed"),
     "environments.reset",
+    *("job.launched", "job.ended"),
     *("task.resumed", "work.copied", "work.missing"),
 )
 """Of a run's events."""

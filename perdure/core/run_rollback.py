@@ -193,7 +193,7 @@ class RollbackRun(SpanRun):
         current = self._rollbacks.current
         if current is None:
             return
-        if current.phase == "stopping" and not self.to_stop:
+        if current.phase == "stopping" and not self.to_stop and not self._is_launching(current):
             self._plan(current)
             current.phase = "undoing"
         if current.phase == "undoing" and current.is_undone:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from perdure.core.context import apply
 from perdure.core.journal import SCHEDULER, Entry
 from perdure.core.record import Attempt, utc_iso
-from perdure.core.rollback import Cause, Compensation, Rollback, Undo, kinds_of
+from perdure.core.rollback import JOB_KINDS, Cause, Compensation, Rollback, Undo, kinds_of
 from perdure.core.rollback_marks import retried, retry_resets, rolled_back_sandboxes
-from perdure.core.run_leased import LeasedRun
+from perdure.core.run_jobs import JobsRun
 from perdure.core.spans import ordered, reach, used_environments
 from perdure.core.task import RetryConfig, Step
 from perdure.messages import StepFailure
@@ -20,7 +20,7 @@ _ENDS = ("completed", "failed", "lost", "interrupted", "cancelled")
 _ATTEMPT_ENDS = frozenset(f"step.{end}" for end in _ENDS)
 
 
-class SpanRun(LeasedRun):
+class SpanRun(JobsRun):
     """A run whose steps can be taken back."""
 
     # --- Which steps ------------------------------------------------------------------------
@@ -87,11 +87,26 @@ class SpanRun(LeasedRun):
             if (step_id, attempt.number) not in known
         ]
         number = self._rollbacks.undos
+        own: set[str] = set()
         for _, step_id, attempt in sorted(attempts, key=lambda known: known[0], reverse=True):
+            undo = Undo(number + 1, step_id, attempt.number, attempt.epoch, "jobs")
+            jobs = self.jobs.of_attempt(step_id, attempt.epoch, attempt.number)
+            if jobs:
+                number += 1
+                undo.exec_ids = [job.exec_id for job in jobs]
+                own.update(undo.exec_ids)
+                current.undos.append(undo)
             for kind in kinds_of(self._step(step_id)):
                 number += 1
                 undo = Undo(number, step_id, attempt.number, attempt.epoch, kind)
                 current.undos.append(undo)
+        inside = self.jobs.inside(current.environments)
+        if guests := [job.exec_id for job in inside if job.exec_id not in own]:
+            failed = self._steps[current.failed[0]]
+            last = failed.attempts[-1]
+            current.undos.append(
+                Undo(number + 1, failed.id, last.number, last.epoch, "guests", exec_ids=guests)
+            )
 
     def _compensation(self, undo: Undo) -> Compensation:
         step = self._step(undo.step_id)
@@ -111,16 +126,21 @@ class SpanRun(LeasedRun):
             creates=list(step.creates),
             number=undo.number,
             is_written=is_written,
+            exec_ids=list(undo.exec_ids),
         )
 
     def _spoil(self, step: Step, undo: Undo, failure: StepFailure) -> None:
         """What could not be undone is in the step's environments: nobody is to get them."""
         if self._lease is None:
             return
-        names = [*used_environments(self.task, step)]
+        names = [*used_environments(self.task, step)] if undo.kind != "guests" else []
+        why = f"what step {step.id!r} did there was not undone: {failure.message}"
         if undo.kind == "declared":
             names.append(step.body["compensate"].get("environment"))
-        why = f"what step {step.id!r} did there was not undone: {failure.message}"
+        elif undo.kind in JOB_KINDS:
+            jobs = [job for exec_id in undo.exec_ids if (job := self.jobs.get(exec_id))]
+            names += [job.environment for job in jobs if job.environment]
+            why = f"jobs there were not stopped: {failure.message}"
         self._lease.spoil({name: why for name in names if name})
 
     # --- In the context ---------------------------------------------------------------------

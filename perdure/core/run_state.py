@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from perdure.core.graph import Frontier, Graph
+from perdure.core.job_book import JobBook
 from perdure.core.journal import Journal
 from perdure.core.record import Attempt, StepRecord, summed
 from perdure.core.rollback import Rollbacks
@@ -110,6 +111,8 @@ class RunState:
         self._past: dict[int, RunContext] = {}
         """Of earlier epochs, while attempts go on that began under them."""
         self._rollbacks = Rollbacks()
+        self.jobs = JobBook()
+        """The background jobs of the task."""
         self._running: dict[str, Attempt] = {}
         self._waiting: list[str] = []
         self._slots: RunSlots | None = None

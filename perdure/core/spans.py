@@ -27,7 +27,7 @@ def used_environments(task: Task, step: Step) -> tuple[str, ...]:
     """The environments whose state a step changes, by its `uses` or by its type's own rule."""
     if step.uses is not None:
         return step.uses
-    if step.type == "verify":
+    if step.type in ("verify", "await"):
         return ()
     named = step.body.get("environment")
     return (named,) if isinstance(named, str) else task.environments

@@ -31,8 +31,15 @@ from perdure.core.fields import (
     word,
     word_or_secret,
 )
+from perdure.core.job_documents import ENDED, check_background
 from perdure.core.problems import Place, kind, nearest, shown
-from perdure.core.step_types import BUILT_IN_TYPES, COMMON_KEYS, COMPENSATION_KEYS, TypeKeys
+from perdure.core.step_types import (
+    BUILT_IN_TYPES,
+    COMMON_KEYS,
+    COMPENSATION_KEYS,
+    NEVER_UNDO,
+    TypeKeys,
+)
 
 _ids = list_of(identifier, what="ids")
 _texts = list_of(text, what="texts")
@@ -274,14 +281,25 @@ OWN_CHECKS: dict[str, dict[str, Check]] = {
         "pass_score": number(0, 1),
     },
     "background": {
-        **_PROCESS_CHECKS,
-        **_SCRIPT_CHECKS,
+        **{key: _PROCESS_CHECKS[key] for key in ("command", "cwd", "stdin", "ok_exit_codes")},
+        **{key: _SCRIPT_CHECKS[key] for key in ("file", "file_name", "code")},
+        "entrypoint": text,
+        "args": anything,
         "name": identifier,
         "restartable": flag,
+        "time_limit": duration,
+        "kill_after": pause,
         "environment": identifier,
         "service": text,
+        "user": word,
+        "workdir": text,
     },
-    "await": {"job": text, "interrupt_after": duration, "accept": _texts},
+    "await": {
+        "job": text,
+        "interrupt_after": duration,
+        "kill_after": pause,
+        "accept": list_of(choice(*ENDED), what="ends of a job", empty=False),
+    },
     "agent": {
         "capability": text,
         "fallback_capability": text,
@@ -330,11 +348,17 @@ def _check(
     keys = _keys_of(type, at / "type", custom_types)
     if keys is not None:
         assert isinstance(type, str)
+        found_before = len(at.problems)
+        if type in NEVER_UNDO and "id" not in common:
+            (at / "type").refuse(f"nothing is undone by {type!r}", "use another type")
         check_keys(document, common | keys.keys, at, f"a step of type {shown(type)}")
         _check_presence(document, keys, at, type)
         own = OWN_CHECKS.get(type, dict.fromkeys(keys.keys, anything))
         checks = {**own, **checks}
-        return read(document, checks, at)
+        checked = read(document, checks, at)
+        if type == "background" and len(at.problems) == found_before:
+            check_background(checked, at)
+        return checked
     # Of an unknown type, the other keys may be right.
     others = {key: anything for key in document if key not in checks}
     return read(document, {**checks, **others}, at)

@@ -66,6 +66,9 @@ _SCRIPT = frozenset({"file", "file_name", "code", "entrypoint", "args", "result_
 TRACEBACK_ENDS_WITH = "\nits traceback ends with:\n"
 """In the message of a script's failure: between what was raised and the lines that led there."""
 
+NEVER_UNDO = frozenset({"background", "await"})
+"""Types that a `compensate` cannot have: what undoes a step launches nothing that outlives it."""
+
 BUILT_IN_TYPES: dict[str, TypeKeys] = {
     "command": TypeKeys(_PROCESS | {"mcp"}, required=frozenset({"command"})),
     "python": TypeKeys(_SCRIPT, alternatives=(frozenset({"file"}), frozenset({"code"}))),
@@ -84,10 +87,19 @@ BUILT_IN_TYPES: dict[str, TypeKeys] = {
         frozenset({"verifier_id", "checks", "pass_score"}), required=frozenset({"checks"})
     ),
     "background": TypeKeys(
-        _PROCESS | _SCRIPT | {"name", "restartable", "environment", "service"},
+        frozenset(
+            {
+                *("command", "cwd", "stdin", "ok_exit_codes"),
+                *("file", "file_name", "code", "entrypoint", "args"),
+                *("name", "restartable", "time_limit", "kill_after"),
+                *("environment", "service", "user", "workdir"),
+            }
+        ),
         alternatives=(frozenset({"command"}), frozenset({"file"}), frozenset({"code"})),
     ),
-    "await": TypeKeys(frozenset({"job", "interrupt_after", "accept"}), required=frozenset({"job"})),
+    "await": TypeKeys(
+        frozenset({"job", "interrupt_after", "kill_after", "accept"}), required=frozenset({"job"})
+    ),
     "agent": TypeKeys(
         frozenset(
             {
@@ -130,4 +142,4 @@ class NotYetRun:
     """Keys of the task, when they are not empty."""
 
 
-NOT_YET_RUN = NotYetRun(types=frozenset({"background", "await", "agent"}))
+NOT_YET_RUN = NotYetRun(types=frozenset({"agent"}))

@@ -19,6 +19,7 @@ from perdure.core.fields import (
     whole,
 )
 from perdure.core.graph import Graph
+from perdure.core.job_documents import check_awaited
 from perdure.core.json_values import check_json
 from perdure.core.problems import Place, kind, listed, nearest, shown
 from perdure.core.secret_references import literal_secrets
@@ -176,6 +177,7 @@ def _check_order(steps: list[dict[str, Any] | None], at: Place) -> None:
             position_of.setdefault(id, position)
     if len(at.problems) == found_before:
         _check_retry_targets(steps, parents, position_of, at)
+        check_awaited(steps, at)
 
 
 def _id_of(step: dict[str, Any] | None) -> str | None:

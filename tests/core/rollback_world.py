@@ -27,7 +27,7 @@ from perdure.messages import (
     StepFailure,
     StepOutcome,
 )
-from perdure.pool_messages import LeaseRequest, LeaseReset
+from perdure.pool_messages import LeaseRelease, LeaseRequest, LeaseReset
 from tests.core.rollback_kit import REF, task
 from tests.workflows.fake_pool import MAIL, SHOP
 
@@ -220,7 +220,9 @@ class World:
         assert self.run.over, "it goes on for ever"
         assert not self.flying
         assert self.undoing is None
+        self.before_the_end()
         self.run.close(self.now)
+        self._answer_the_pool()
         while self.asked or self.granted:
             self._answer_the_limit()
         self.check_the_end()
@@ -241,9 +243,16 @@ class World:
         self._happen()
         self.listen()
 
+    def before_the_end(self) -> None:
+        """What is to be done when the run is over, and before it is closed."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a workflow may continue as new."""
+        return not self.flying and self.undoing is None
+
     def _carry_over(self) -> None:
-        quiet = not self.flying and self.undoing is None
-        if quiet and self.chance.random() < self.chances.carry_over and not self.run.halted:
+        if self.is_quiet and self.chance.random() < self.chances.carry_over and not self.run.halted:
             state = json.loads(json.dumps(self.run.state()))
             fresh = self._new_run()
             fresh.take_lease_words()
@@ -262,6 +271,11 @@ class World:
                 ]
                 grant = Grant(word.request_id, word.holder, "h", instances, pool="default")
                 assert self.run.lease_granted(grant, self.now)
+            elif isinstance(word, LeaseRelease):
+                self.may_give_back()
+
+    def may_give_back(self) -> None:
+        """The run gives its lease back: whether it may."""
 
     def _answer_the_limit(self) -> None:
         for release in self.run.take_releases():
@@ -402,10 +416,14 @@ class World:
             if not self.run.is_parting:
                 self.original = self.original or self._rollback()["failed"][0]
         self.undoing, halted = None, self.run.halted
+        self.end_undoing(compensation, failed=failure is not None)
         self.run.compensated(compensation, failure, self.now)
         if self.run.halted and not halted:
             assert self.run.failure
             assert self.run.failure.step == self.original
+
+    def end_undoing(self, compensation: Compensation, *, failed: bool) -> None:
+        """A compensation is about to be told to have ended."""
 
     def _end_reset(self, asked: LeaseReset) -> None:
         draw, self.resetting = self.chance.random(), None
