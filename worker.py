@@ -27,6 +27,8 @@ from activities.compose import ComposeBackend
 from activities.contexts import Contexts
 from activities.hosts import HostBeats
 from activities.instances import Instances
+from activities.jobs import Jobs
+from activities.jobs_endpoint import JobsEndpoint
 from activities.leases import PREFIX_VARIABLE, Leases
 from activities.limits import Slots
 from activities.missing import MissingRecords
@@ -40,18 +42,27 @@ from activities.suite_results import SuiteResults
 from activities.supervise import Supervisor
 from activities.threads import StepThreads
 from perdure.errors import PerdureError
+from perdure.jobs import JobsApi
 from perdure.messages import LimitOptions
-from perdure.names import control_queue, instances_queue, shared_queue, steps_queue, undo_queue
+from perdure.names import (
+    control_queue,
+    instances_queue,
+    jobs_queue,
+    shared_queue,
+    steps_queue,
+    undo_queue,
+)
 from perdure.pool_messages import PoolTimes
 from perdure.sandbox import sandbox
 from perdure.server_id import server_id
 from workflows.instance import InstanceWorkflow
+from workflows.job import JobWorkflow
 from workflows.limit import LimitWorkflow
 from workflows.pool import PoolWorkflow
 from workflows.suite import SuiteWorkflow
 from workflows.task import TaskWorkflow
 
-WORKFLOWS: Sequence[type] = (TaskWorkflow, SuiteWorkflow)
+WORKFLOWS: Sequence[type] = (TaskWorkflow, SuiteWorkflow, JobWorkflow)
 SHARED_WORKFLOWS: Sequence[type] = (LimitWorkflow, PoolWorkflow)
 """Those that serve all suites of a server."""
 
@@ -72,6 +83,9 @@ pools, which take none, must not wait for them."""
 
 BEAT_THROTTLE = timedelta(seconds=0.5)
 """The SDK's own throttle would make a cancel arrive after 4 to 7 s."""
+
+JOB_BEAT_THROTTLE = timedelta(seconds=0.2)
+"""What a job has printed last is seen by its beats."""
 
 STICKY_TIMEOUT = timedelta(seconds=1)
 """How long a resume or a query waits for a dead worker; the SDK's default is 10 s."""
@@ -104,6 +118,8 @@ class WorkerOptions:
     """Instances at a time on this host; None: as many as memory and ports allow."""
     step_slots: int = 200
     """Steps at once."""
+    job_slots: int = 64
+    """Background jobs at once; more of them wait."""
     drain: timedelta = timedelta(seconds=10)
     """After SIGTERM, how long running steps may go on before they are handed back."""
 
@@ -151,10 +167,15 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
         )
         probe, ports = PortProbe(compose.cli.published_ports), port_range(options.environment.get)
         free_ports = FreePorts(probe, ports, lambda: noted_below(backends.root))
+        endpoint = JobsEndpoint()
+        stack.callback(endpoint.close)
         steps = Steps(client, options.host, options.runs, options.environment, supervisor,
-                      threads, contexts, backends, free_ports)  # fmt: skip
+                      threads, contexts, backends, free_ports, endpoint=endpoint,
+                      jobs=JobsApi(client, options.results))  # fmt: skip
         undoing = Compensations(options.host, options.runs, options.environment, supervisor,
                                 threads, contexts, backends)  # fmt: skip
+        jobs = Jobs(client, options.host, options.runs, options.results, options.environment,
+                    supervisor, backends)  # fmt: skip
         carrying = Carrying(options.host, options.runs)
         instances = Instances(client, backends, probe)
         beats = HostBeats(
@@ -217,9 +238,24 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                     leases.reset_lease,
                     leases.set_demand,
                     undoing.compensate_step,
+                    jobs.interrupt_job,
+                    jobs.stop_jobs,
                 ],
                 max_concurrent_activities=CONTROL_SLOTS,
                 **common,
+            ),
+            Worker(
+                client,
+                task_queue=jobs_queue(options.queue, None if options.single_host else options.host),
+                activities=[jobs.run_job],
+                max_concurrent_activities=options.job_slots,
+                # Jobs are few and long, and most workers have none.
+                max_concurrent_activity_task_polls=1,
+                **common
+                | {
+                    "max_heartbeat_throttle_interval": JOB_BEAT_THROTTLE,
+                    "default_heartbeat_throttle_interval": JOB_BEAT_THROTTLE,
+                },
             ),
             Worker(
                 client,
@@ -272,7 +308,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
                 Worker(
                     client,
                     task_queue=undo_queue(options.queue, options.host),
-                    activities=[undoing.compensate_step],
+                    activities=[undoing.compensate_step, jobs.interrupt_job],
                     max_concurrent_activities=CONTROL_SLOTS,
                     # A host rolls back now and then.
                     max_concurrent_activity_task_polls=1,

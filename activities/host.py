@@ -20,6 +20,7 @@ from activities.ports import FreePorts, PortProbe, port_range
 from activities.safe_files import folder_below, own_folder
 from activities.secrets import MissingSecret, WorkerEnvironment, resolve, write_private
 from activities.step_instances import StepInstances
+from activities.step_jobs import StepJobs
 from activities.step_log import TRIAL_MARK, StepLog
 from activities.supervise import ProcessExit, ProcessSpec, SpawnFailed, Supervisor
 from perdure.core.context import FIELDS
@@ -110,6 +111,7 @@ class StepHost:
         self._context_written = False
         self._usage: dict[str, float] = {}
         self._counting = threading.Lock()
+        self._jobs: StepJobs | None = None
         self._note_passed_secrets()
         self._values.update(self.instances.secrets(environment))
 
@@ -223,6 +225,29 @@ class StepHost:
             if _SECRET_NAME.search(name) and len(value) >= _SECRET_LENGTH:
                 self._values.add(value)
 
+    # --- Jobs -----------------------------------------------------------------------------------
+
+    def give_jobs(self, jobs: StepJobs) -> None:
+        """Let the step and its processes launch background jobs, until `end_jobs`."""
+        self._jobs = jobs
+
+    @property
+    def jobs(self) -> StepJobs:
+        """The background jobs of the task.
+
+        Raises StepFailed (type `NoJobs`, not retried) for what undoes a step.
+        """
+        if self._jobs is None:
+            raise StepFailed(
+                "what undoes a step launches and sees no jobs", type="NoJobs", retryable=False
+            )
+        return self._jobs
+
+    def end_jobs(self) -> None:
+        """The attempt is over: nothing is launched in its name any more."""
+        if self._jobs is not None:
+            self._jobs.end()
+
     # --- Processes ------------------------------------------------------------------------------
 
     async def run_process(
@@ -307,7 +332,9 @@ class StepHost:
 
     def own_variables(self) -> dict[str, str]:
         """perdure's own, by which a process knows what it is for and where its files are."""
+        jobs = self._jobs.address if self._jobs is not None else None
         return {
+            **({"PERDURE_JOBS": jobs} if jobs else {}),
             "PERDURE_TASK_ID": self.task_id,
             "PERDURE_STEP_ID": self._step.id,
             "PERDURE_RUN_ID": self.run_id,

@@ -1,10 +1,12 @@
-"""Work that begins after a while, and most often never."""
+"""Work that begins after a while, and most often never; and work that a cancel does not stop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Later:
@@ -27,3 +29,17 @@ class Later:
         self._timer.cancel()
         if self._task:
             self._task.cancel()
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Await work although this task is being cancelled; the cancel is gone then."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+        except Exception:  # told below
+            break
+    return task.result()

@@ -6,6 +6,7 @@
     work.1/                   the same after the run has started over, for want of an environment
     steps/<step>.<attempt>/   logs, exit.json, outcome.json, artifacts/; if it has need of one
     undo/<step>.<attempt>.<kind>/   the same of what undoes an attempt (kind: declared, type, ...)
+    jobs/<exec id>/           logs and files of a background job
     outcomes.jsonl            the outcomes of the attempts that had no need of a directory
     secrets.json              values written under redacted keys; removed at the run's end
 ```
@@ -53,6 +54,15 @@ class RunPlace:
     def undone(self) -> Path:
         """The directories of what undoes attempts."""
         return self.root / "undo"
+
+    @cached_property
+    def jobs(self) -> Path:
+        """The directories of background jobs."""
+        return self.root / "jobs"
+
+    def job(self, exec_id: str) -> Path:
+        """The directory of one background job. Raises UnsafeName."""
+        return self.jobs / safe_part(exec_id)
 
     @cached_property
     def outcomes(self) -> Path:

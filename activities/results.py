@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.beats import beating
 from activities.contexts import Contexts
 from activities.host import forget_in
+from activities.job_files import JOBS, keep_job, write_end
 from activities.leftovers import (
     ARTIFACT_LIMIT_BYTES,
     ARTIFACTS_LIMIT_BYTES,
@@ -39,6 +40,7 @@ from activities.places import RunPlace
 from activities.safe_files import copy_below, folder_below, parts_of
 from perdure.core.summary import clip_summary
 from perdure.errors import PerdureError
+from perdure.job_messages import JobEnd
 from perdure.messages import (
     ClosedTrial,
     FinishTask,
@@ -57,6 +59,8 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 """What a stream's cap lets through fits well; anything larger was put there by a step."""
 LOGS_LIMIT_COUNT = 1_000
 """Of one attempt: two for each process that it ran."""
+
+_OF_AN_END = [field.name for field in fields(JobEnd)]
 
 SWAP_TRIES = 5
 
@@ -203,6 +207,7 @@ class Results:
                 self._keep_attempt(_home(place, step, attempt), name, attempt, draft)
             for undone in _undone(place, end.record):
                 self._keep_undone(undone, draft)
+            self._keep_jobs(place, end.record, target, draft)
             events = "".join(json.dumps(e, ensure_ascii=False) + "\n" for e in end.events)
             (draft / "events.jsonl").write_text(events, "utf-8")
             record = json.dumps(end.record, ensure_ascii=False)
@@ -250,6 +255,22 @@ class Results:
             _raise_if_ours(error)
             _log.warning("nothing of undo/%s is kept: %s", source.name, error)
 
+    def _keep_jobs(
+        self, place: RunPlace, record: dict[str, Any], target: Path, draft: Path
+    ) -> None:
+        """Take over the files of the run's jobs, each of which has put its own there as it ended.
+
+        One whose worker was lost could not: what it had printed is still where it ran.
+        """
+        for job in record.get("jobs", []):
+            source = target / JOBS / job["exec_id"]
+            end = adapter(JobEnd).validate_python({name: job[name] for name in _OF_AN_END})
+            if source.is_dir():
+                shutil.copytree(source, draft / JOBS / end.exec_id, copy_function=_second_name)
+                write_end(draft / JOBS, end)
+            else:
+                keep_job(self._runs, place.job(end.exec_id), draft / JOBS, end)
+
     def _with_folders(
         self, place: RunPlace, record: dict[str, Any]
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -295,14 +316,18 @@ class Results:
         return Path(results_dir) if results_dir else self._results
 
 
-async def is_open(client: Client, workflow_id: str) -> bool:
-    """Whether the newest run of a workflow id is running."""
+async def is_open(client: Client, workflow_id: str, first_run_id: str | None = None) -> bool:
+    """Whether the newest run of a workflow id is running; `first_run_id`: and is of this chain."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return False
         raise
+    if first_run_id is not None:
+        info = description.raw_description.workflow_execution_info
+        if info.first_run_id not in ("", first_run_id):
+            return False
     return description.status is WorkflowExecutionStatus.RUNNING
 
 
@@ -365,6 +390,14 @@ def _room_for(artifacts: Path, path: str) -> Path:
         shutil.rmtree(target)
     target.unlink(missing_ok=True)
     return target
+
+
+def _second_name(source: str, target: str) -> None:
+    """Nobody writes to these files any more, so they need not be copied."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _swap(draft: Path, target: Path) -> None:

@@ -23,14 +23,17 @@ from activities.adoption import Earlier
 from activities.attempt import Attempt
 from activities.backend import Backends
 from activities.contexts import Contexts, ContextUnavailable, StaleAttempt
+from activities.jobs_endpoint import JobsEndpoint
 from activities.later import Later
 from activities.places import RunPlace, UnsafeName
 from activities.ports import FreePorts
 from activities.results import is_open
 from activities.secrets import WorkerEnvironment
+from activities.step_jobs import StepJobs
 from activities.supervise import Supervisor, SupervisorLost
 from activities.threads import StepThreads, StillRunning, ThreadHost
 from perdure.errors import PerdureError
+from perdure.jobs import JobsApi
 from perdure.messages import Json, StepFailure, StepOutcome, StepTask
 from perdure.names import BAD_INPUT, RUN_STEP, WORKER_LOST, WORKER_SHUTDOWN
 from perdure.steps import StepFailed
@@ -58,9 +61,13 @@ class Steps:
         contexts: Contexts,
         backends: Backends | None = None,
         free_ports: FreePorts | None = None,
+        *,
+        jobs: JobsApi | None = None,
+        endpoint: JobsEndpoint | None = None,
     ) -> None:
         """`runs`: below it each run has its directory. `backends`: of instances on this host.
-        `free_ports`: for servers that steps start themselves."""
+        `free_ports`: for servers that steps start themselves. `jobs`: the server's; by default
+        without those that only files tell of. `endpoint`: where processes of steps ask for them."""
         self._client = client
         self._host = host
         self._runs = runs
@@ -70,6 +77,8 @@ class Steps:
         self._contexts = contexts
         self._backends = backends
         self._free_ports = free_ports
+        self._jobs = jobs or JobsApi(client)
+        self._endpoint = endpoint
         self._under_way: dict[tuple[str, str], asyncio.Task[Any]] = {}
         self._left_behind: dict[tuple[str, str], StillRunning] = {}
         """Functions that go on although their attempt is over."""
@@ -115,12 +124,19 @@ class Steps:
                 return outcome
             stored = await self._contexts.of(task)
             attempt.prepare(stored, self._environment, self._supervisor, self._free_ports)
+            host = attempt.host
+            host.give_jobs(
+                StepJobs(
+                    self._jobs, task, secrets=lambda: host.secret_values, endpoint=self._endpoint
+                )
+            )
             work = asyncio.ensure_future(self._call(attempt))
             limit = Later(attempt.shortest_limit, lambda: attempt.limit(work))
             try:
                 result = await work
             finally:
                 limit.cancel()
+                host.end_jobs()
             return await attempt.succeeded(result)
         except (asyncio.CancelledError, StillRunning) as stopped:
             return await self._stopped(attempt, stopped)
@@ -195,7 +211,7 @@ class Steps:
             result = kind.function(step, context, host)
             return await result if hasattr(result, "__await__") else result
         apart = ThreadHost(host, asyncio.get_running_loop())
-        return await self._threads.run(kind.function, step, context, apart)
+        return await self._threads.run(kind.function, step, context, apart, on_cancel=apart.cancel)
 
     # --- Heartbeats -------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from activities import keeper, procfs
+from activities.keeper_words import tell
 from activities.launch import become_subreaper
 from activities.sigchld import drain, wake_up_on_sigchld
 
@@ -89,7 +90,7 @@ class _Supervisor:
             try:
                 pid = os.fork()
             except OSError as error:
-                keeper.tell(worker, {"failed": f"cannot start a process: {error.strerror}"})
+                tell(worker, {"failed": f"cannot start a process: {error.strerror}"})
                 return True
             if pid == 0:
                 self._become_keeper(worker)

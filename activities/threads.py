@@ -17,8 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from activities.host import StepHost
+from activities.step_jobs import ThreadJobs
 from perdure.messages import Json
-from perdure.steps import Host, ProcessResult, StepFailed
+from perdure.steps import ProcessResult, StepFailed
 
 CANCEL_GRACE_SECONDS = 10.0
 """How long a cancelled function is waited for. A thread cannot be killed: one that goes on is
@@ -45,11 +47,17 @@ class StepThreads:
     def __init__(self, size: int) -> None:
         self._pool = ThreadPoolExecutor(size, thread_name_prefix="step")
 
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Json:
+    async def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        on_cancel: Callable[[], None] = lambda: None,
+    ) -> Json:
         """Run a plain or an async function to its end, on a thread of its own.
 
-        A cancel is passed on to an async function; a plain one cannot be told. Raises
-        StillRunning in place of CancelledError for one that goes on all the same.
+        A cancel is passed on to an async function; a plain one cannot be told, but by what
+        `on_cancel` ends that it waits for. Raises StillRunning in place of CancelledError for one
+        that goes on all the same.
         """
         call = _Call(function, arguments)
         running = asyncio.get_running_loop().run_in_executor(self._pool, call)
@@ -57,6 +65,7 @@ class StepThreads:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             call.cancel()
+            on_cancel()
             until = time.monotonic() + CANCEL_GRACE_SECONDS
             while not running.done() and call.begun and time.monotonic() < until:
                 with contextlib.suppress(asyncio.CancelledError):  # told twice
@@ -142,11 +151,29 @@ class _Call:
 
 
 class ThreadHost:
-    """A Host for a function on another thread: processes are run on the worker's loop."""
+    """A Host for a function on another thread: processes are run on the worker's loop, and jobs
+    asked for there."""
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: StepHost, loop: asyncio.AbstractEventLoop) -> None:
         self._host = host
         self._loop = loop
+        self._jobs: ThreadJobs | None = None
+        self._cancelled = False
+
+    @property
+    def jobs(self) -> ThreadJobs:
+        """As `Host.jobs`; a plain function is given the values themselves."""
+        if self._jobs is None:
+            self._jobs = ThreadJobs(self._host.jobs)
+            if self._cancelled:
+                self._jobs.cancel()
+        return self._jobs
+
+    def cancel(self) -> None:
+        """End what the function waits for."""
+        self._cancelled = True
+        if self._jobs is not None:
+            self._jobs.cancel()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)

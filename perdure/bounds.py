@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from perdure.core import fields
 from perdure.core.fields import Check, duration, identifier
 from perdure.core.problems import Place, Problem, shown
 from perdure.errors import PerdureError
@@ -93,6 +94,11 @@ def seconds(what: str, value: float | str | None) -> float | None:
     if value is None:
         return None
     return float(_checked(what, value, duration))
+
+
+def pause(what: str, value: float | str | None) -> float | None:
+    """As `seconds`, and may be zero. Raises BadBound."""
+    return None if value is None else float(_checked(what, value, fields.pause))
 
 
 def slots(what: str, limits: Mapping[str, int] | None) -> dict[str, int]:

@@ -7,7 +7,7 @@ what the workflow's own queries give, without a worker: nothing runs because som
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from temporalio.api.common.v1 import Payloads
@@ -25,22 +25,26 @@ from perdure.core.pool_decisions import Grant, LoseLease, Refuse, Renew
 from perdure.core.run import TASK_TIMEOUT, BadStart, Dispatch, RunFailure, TaskRun
 from perdure.core.task import Task
 from perdure.event_log import Decoder, HistoryError, event_time, pages
+from perdure.job_messages import JobEnd
 from perdure.messages import FailureKind, Json, RunRef, SlotGrant, StepOutcome, TaskInput
 from perdure.names import (
     ASK_SLOT,
     BAD_INPUT,
     CARRY_WORK,
     COMPENSATE_STEP,
+    JOB_ENDED,
     LEASE_GRANTED,
     LEASE_LOST,
     LEASE_REFUSED,
     LEASE_RENEWED,
     RUN_STEP,
     SLOT_GRANTED,
+    STOP_JOBS,
     TIME_LIMIT_TIMER,
     WITHDRAW,
 )
 from perdure.rollback_history import RollbackHistory
+from perdure.task_jobs_history import INITIATED, NOT_STARTED, STARTED, TaskJobsHistory
 
 RunEvent = dict[str, Any]
 Context = dict[str, Json]
@@ -69,8 +73,8 @@ async def history_of(client: Client, workflow_id: str, run_id: str | None = None
     """A task run as of now. Raises as `record_of`."""
     history = TaskHistory(client, workflow_id)
     async for page in pages(client, workflow_id, run_id):
-        for event in page:
-            await history.take(event)
+        for index, event in enumerate(page):
+            await history.take(event, page[index + 1 :])
     return history
 
 
@@ -83,8 +87,8 @@ async def happenings(
     """
     history = TaskHistory(client, workflow_id)
     async for page in pages(client, workflow_id, run_id, follow=follow):
-        for event in page:
-            for told in await history.take(event):
+        for index, event in enumerate(page):
+            for told in await history.take(event, page[index + 1 :]):
                 yield told
 
 
@@ -114,8 +118,10 @@ class TaskHistory:
         self._attempts: dict[int, Dispatch] = {}  # by the id of its scheduled event
         self._rollbacks = RollbackHistory(self._decoder)
         self._carrying = CarryHistory(self._decoder)
+        self._jobs = TaskJobsHistory(self._decoder)
         self._deadlines: dict[str, float | None] = {}  # the task's time limit, by timer
         self._handing_over = False
+        self._is_first = True  # whether the newest workflow task is its first one
         self._closed = False  # one that hands over in the moment of its end ends in the next run
 
     @property
@@ -150,8 +156,13 @@ class TaskHistory:
         """
         return self.run.progress()
 
-    async def take(self, event: HistoryEvent) -> list[tuple[RunEvent, Context]]:
-        """Take the next event; returns what happened in the run, with the context of then."""
+    async def take(
+        self, event: HistoryEvent, ahead: Sequence[HistoryEvent] = ()
+    ) -> list[tuple[RunEvent, Context]]:
+        """Take the next event; returns what happened in the run, with the context of then.
+
+        `ahead`: events that follow, as far as they are known.
+        """
         kind = event.event_type
         if kind == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
             await self._take_start(event)
@@ -160,7 +171,12 @@ class TaskHistory:
             self._suggested = event.workflow_task_started_event_attributes.suggest_continue_as_new
         elif kind == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED:
             started = event.workflow_task_completed_event_attributes.started_event_id
-            await self._activate(started, self._task_times.get(started, event_time(event)))
+            now = self._task_times.get(started, event_time(event))
+            run = self._begin_run(now)
+            await self._jobs.claim_ahead(run, event.event_id, ahead, now)
+            await self._activate(run, started, now)
+        elif kind == INITIATED and self._run:
+            await self._jobs.claim(self._run, event, self._now)
         elif kind == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             self._take_dispatch(event)
         elif kind == EventType.EVENT_TYPE_TIMER_STARTED:
@@ -169,6 +185,8 @@ class TaskHistory:
             EventType.EVENT_TYPE_TIMER_FIRED,
             _CANCEL,
             _SIGNAL,
+            STARTED,
+            NOT_STARTED,
         ):
             self._waiting.append(event)
         else:
@@ -205,35 +223,39 @@ class TaskHistory:
             run.failure = RunFailure(None, str(error), BAD_INPUT, "bad_input")
             return run
 
-    async def _activate(self, started: int, now: float) -> None:
-        """Do what the workflow did in the task that began with event `started`."""
-        self._now, self._dispatched = now, False
-        is_first = self._run is None
+    def _begin_run(self, now: float) -> TaskRun:
+        """The run, made anew in the first workflow task of each run of the chain."""
+        self._is_first = self._run is None
         if self._run is None:
             self._run = self._new_run(now)
             self._tell()
+        return self._run
+
+    async def _activate(self, run: TaskRun, started: int, now: float) -> None:
+        """Do what the workflow did in the task that began with event `started`."""
+        self._now, self._dispatched = now, False
         due = [event for event in self._waiting if event.event_id < started]
         self._waiting = self._waiting[len(due) :]
-        await self._take_signals(self._run, started, due)
+        await self._take_signals(run, started, due)
         is_cancelled = any(event.event_type == _CANCEL for event in due)
-        if is_first and is_cancelled and self._drives_at_once():
+        if self._is_first and is_cancelled and self._drives_at_once():
             # A cancel that is there from the start finds the code at its first wait, not before.
-            self._take_ready(self._run)
+            self._take_ready(run)
         # Within one task of the SDK (1.35) a cancel and a timer reach the code before an outcome
         # does: an activity's result passes a shield, and so takes one more turn of the loop.
         for event in sorted(due, key=lambda event: event.event_type in _ATTEMPT_ENDS):
             if not self._closed:
-                await self._apply(self._run, event)
+                await self._apply(run, event)
                 self._tell()
-        failure = self._run.failure
-        self._drop_unsent(self._run, self._run.to_stop)
-        if self._run.is_rolling_back and not self._run.halted and not self._handing_over:
+        failure = run.failure
+        self._drop_unsent(run, run.to_stop)
+        if run.is_rolling_back and not run.halted and not self._handing_over:
             # It may end without a step that begins: the span waits for its delay, or for a lease.
-            self._take_ready(self._run)
-        is_stopped = self._run.cancelled is not None or self._run.is_parting
+            self._take_ready(run)
+        is_stopped = run.cancelled is not None or run.is_parting
         if is_stopped or (failure and failure.type == TASK_TIMEOUT):
-            self._drop_unsent(self._run, [d.step.id for d in self._ready.values()])
-        if self._run.over and not self._closed:
+            self._drop_unsent(run, [d.step.id for d in self._ready.values()])
+        if run.over and not run.has_jobs and not run.is_stopping_jobs and not self._closed:
             self._close(now)
 
     def _drop_unsent(self, run: TaskRun, steps: list[str]) -> None:
@@ -293,6 +315,8 @@ class TaskHistory:
             run.lease_lost(await self._decoder.value(value, LoseLease), self._now)
         elif name == WITHDRAW:
             run.withdraw(self._now)
+        elif name == JOB_ENDED:
+            run.job_ended(await self._decoder.value(value, JobEnd), self._now)
         return False
 
     async def _apply(self, run: TaskRun, event: HistoryEvent) -> None:
@@ -304,6 +328,8 @@ class TaskHistory:
             deadline = self._deadlines.pop(event.timer_fired_event_attributes.timer_id, None)
             if limit and deadline and deadline == run.deadline and not run.over:
                 run.time_out(limit, self._now)
+        elif event.event_type in (STARTED, NOT_STARTED):
+            self._jobs.hear(run, event, self._now)
         elif event.event_type in _ATTEMPT_ENDS:
             attributes = getattr(event, _ATTEMPT_ENDS[event.event_type])
             dispatch = self._attempts.pop(attributes.scheduled_event_id, None)
@@ -311,6 +337,7 @@ class TaskHistory:
                 await self._end_attempt(run, dispatch, event)
             await self._rollbacks.end(run, attributes.scheduled_event_id, event, self._now)
             await self._carrying.end(run, attributes.scheduled_event_id, event, self._now)
+            await self._jobs.end(run, attributes.scheduled_event_id, event, self._now)
 
     async def _end_attempt(self, run: TaskRun, dispatch: Dispatch, event: HistoryEvent) -> None:
         kind = event.event_type
@@ -329,13 +356,18 @@ class TaskHistory:
         kind, run = attributes.activity_type.name, self._run
         if kind == CARRY_WORK:
             self._carrying.begin(event)
-        if run is None or kind not in (RUN_STEP, ASK_SLOT, COMPENSATE_STEP):
+        is_undoing = kind == COMPENSATE_STEP or (
+            kind == STOP_JOBS and attributes.activity_id.startswith("undo ")
+        )
+        if run is not None and kind == STOP_JOBS and not is_undoing:
+            self._jobs.begin_stop(run, event)
+        if run is None or not (is_undoing or kind in (RUN_STEP, ASK_SLOT)):
             return
         is_known = attributes.activity_id in self._ready or (kind == ASK_SLOT and self._asked)
         if not self._dispatched and not is_known:
             self._dispatched = True
             self._take_ready(run)
-        if kind == COMPENSATE_STEP:
+        if is_undoing:
             self._rollbacks.begin(run, event, self._now)
             self._tell()
             return

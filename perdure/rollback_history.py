@@ -6,9 +6,10 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.exceptions import CancelledError
 
-from perdure.core.rollback import Compensation
+from perdure.core.rollback import JOB_KINDS, Compensation
 from perdure.core.run import TaskRun
 from perdure.event_log import Decoder, HistoryError
+from perdure.job_messages import JobEnd
 from perdure.undo_ends import undo_failure
 
 _FAILURES = {
@@ -48,6 +49,10 @@ class RollbackHistory:
         """Take the end of an activity, if it is one of these."""
         if compensation := self._undoing.pop(scheduled, None):
             error = await self._error(event)
+            if compensation.kind in JOB_KINDS and not error:
+                result = event.activity_task_completed_event_attributes.result
+                ends = await self._decoder.value(result, list[JobEnd])
+                run.jobs_gone(compensation.exec_ids, ends, now)
             run.compensated(compensation, undo_failure(error) if error else None, now)
 
     async def _error(self, event: HistoryEvent) -> BaseException | None:

@@ -25,7 +25,11 @@ SEARCH_ATTRIBUTES = {
 
 
 def attributes_of(
-    kind: Literal["suite", "task"], suite: str, task_id: str | None = None, *, known: bool = True
+    kind: Literal["suite", "task", "job"],
+    suite: str,
+    task_id: str | None = None,
+    *,
+    known: bool = True,
 ) -> TypedSearchAttributes:
     """What a workflow is started with; nothing if the server does not know our attributes.
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from typing import Any, Protocol
 from perdure.core.step_types import BUILT_IN_TYPES
 from perdure.errors import PerdureError
 from perdure.messages import FailureKind, Json
+from perdure.peeks import Peek
 
 ENTRY_POINTS = "perdure.steps"
 
@@ -96,6 +97,65 @@ class ProcessResult:
     """`exit`, `timeout`, `idle_timeout`, or `cancelled`."""
 
 
+class Jobs(Protocol):
+    """The background jobs of a step's task: `host.jobs`.
+
+    A `job` is an exec id, or a name: of several jobs that had one name, the newest is meant. An
+    `async def` awaits each call; a plain `def` is given the value itself, once it is there. What an
+    attempt launched goes on when the attempt ends, and ends with the task at the latest. All raise
+    `perdure.jobs.UnknownJob` for a job that is not there, and PerdureError if nobody answers.
+    """
+
+    async def launch(
+        self,
+        code: str | None = None,
+        *,
+        argv: Sequence[str] | None = None,
+        name: str | None = None,
+        entrypoint: str | None = None,
+        args: Json = None,
+        cwd: str | None = None,
+        env: Mapping[str, Json] | None = None,
+        stdin: str | None = None,
+        ok_exit_codes: Sequence[int] = (0,),
+        environment: str | None = None,
+        service: str | None = None,
+        user: str | None = None,
+        workdir: str | None = None,
+        restartable: bool = False,
+        max_worker_losses: int = 3,
+        time_limit: float | None = None,
+        kill_after: float = 5.0,
+    ) -> str:
+        """Start a job, a python cell (`code`) or a command (`argv`), and return its exec id.
+
+        The keywords mean what the fields of `perdure.job_messages.JobSpec` mean; `time_limit` and
+        `kill_after` are in seconds. An attempt that comes after a lost worker and makes the same
+        calls takes over a `restartable` job, and launches another one anew once what was left of it
+        is killed.
+
+        Raises StepFailed: `JobRefused` with the reason (16 jobs run already, the name is taken, the
+        task is ending); `BadJob`, not retried, for what cannot be launched at all.
+        """
+
+    async def peek(self, job: str, *, offset: int = 0, stderr_offset: int = 0) -> Peek:
+        """A job as it is now, with its output from these offsets on, in characters."""
+
+    async def interrupt(
+        self, job: str, *, kill: bool = False, kill_after: float | None = None
+    ) -> Peek:
+        """Ask for one SIGINT for a job's process; returns at once, with the job as it is then.
+
+        `kill_after`: seconds until it is killed, if it still runs; `kill`: at once.
+        """
+
+    async def wait(self, job: str, *, timeout: float | None = None) -> Peek:
+        """Wait until a job has ended, or so many seconds: then its peek is not `done`."""
+
+    async def list(self, *, output: bool = True) -> list[Peek]:
+        """All jobs of the task, those that ended included, in the order of their launch."""
+
+
 class Host(Protocol):
     """What one attempt of a step has of the machine it runs on."""
 
@@ -112,6 +172,11 @@ class Host(Protocol):
     run_id: str
     task_id: str
     trial: int
+
+    @property
+    def jobs(self) -> Jobs:
+        """The background jobs of the task. Raises StepFailed (type `NoJobs`) for what undoes a
+        step."""
 
     def heartbeat(self, note: str = "") -> None:
         """Say that the step moves: restarts the clock of `idle_timeout`. Any thread."""

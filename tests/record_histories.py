@@ -44,6 +44,7 @@ from tests.workflows import pool_scenarios
 from tests.workflows.fake_pool import SHOP, USE, FakePool
 from tests.workflows.fakes import World, task_document, world
 from tests.workflows.instance_scenarios import PLAYS, Play, stage
+from tests.workflows.job_scenarios import JOB_PLAYS, JobPlay
 
 HISTORIES = Path(__file__).parent / "histories"
 
@@ -585,6 +586,20 @@ def of_instance(name: str, play: Play) -> Scenario:
 
 
 SCENARIOS |= {name: of_instance(name, play) for name, play in PLAYS.items()}
+
+
+def of_job(play: JobPlay) -> Scenario:
+    """The scenario in which jobs and their task live as `play` has it."""
+
+    async def live(here: World) -> list[Handle]:
+        handle = await play(here)
+        await ended(handle)
+        return await chain(here, handle)
+
+    return live
+
+
+SCENARIOS |= {name: of_job(play) for name, play in JOB_PLAYS.items()}
 
 
 def of_pool(name: str, play: pool_scenarios.Play) -> Scenario:

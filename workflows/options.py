@@ -12,8 +12,9 @@ with workflow.unsafe.imports_passed_through():
     from perdure.core.rollback import Compensation
     from perdure.core.run import Dispatch
     from perdure.core.undo_step import longest_pause_seconds, undo_step
+    from perdure.job_messages import JobInput
     from perdure.messages import SlotRelease, SlotRequest
-    from perdure.names import control_queue
+    from perdure.names import control_queue, jobs_queue, undo_queue
     from perdure.pool_messages import (
         LeaseRelease,
         LeaseRequest,
@@ -259,6 +260,96 @@ def compensation_options(
         # What comes after it must not begin beside it.
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
+
+
+# --- Background jobs --------------------------------------------------------------------------
+
+JOB_GRACE = timedelta(seconds=5)
+"""Between the interrupt and the kill of jobs that are stopped with their task."""
+
+KILL_PATIENCE = timedelta(seconds=10)
+"""For the end of a job that was killed; then its worker is told by a cancel, too."""
+
+_UNLIMITED = timedelta(days=3650)
+"""Of a job without a limit of its own: it is watched by its heartbeats."""
+
+
+def job_options(job: JobInput, attempt: int) -> workflow.ActivityConfig:
+    """How one start of a job is scheduled: on the queue of jobs, in no step's way."""
+    limit = job.spec.time_limit_seconds
+    again = f" · start {attempt}" if attempt > 1 else ""
+    return workflow.ActivityConfig(
+        task_queue=jobs_queue(workflow.info().task_queue, job.host),
+        activity_id=f"{job.exec_id}.{attempt}",
+        summary=f"job {job.spec.name or job.exec_id}{again}",
+        # The worker ends it at its limit and says so; this only catches one that cannot.
+        start_to_close_timeout=timedelta(seconds=limit) + _BACKSTOP if limit else _UNLIMITED,
+        # It beats five times a second. A worker that is gone has taken the job's processes along.
+        heartbeat_timeout=timedelta(seconds=5),
+        retry_policy=_ONCE,  # the core counts
+        # Nothing else may begin before the process is gone; it answers with what it had printed.
+        cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+    )
+
+
+def interrupt_options(job: JobInput, *, kill: bool) -> workflow.ActivityConfig:
+    """How a signal gets to a job's process: to its host, and soon or not at all."""
+    return workflow.ActivityConfig(
+        task_queue=undo_queue(workflow.info().task_queue, job.host),
+        schedule_to_start_timeout=timedelta(seconds=5),  # nobody is there, and that is an answer
+        start_to_close_timeout=timedelta(seconds=5),  # a signal, or `docker exec` of one
+        retry_policy=_ONCE,
+        summary="kill" if kill else "interrupt",
+    )
+
+
+_STOP_JOBS = workflow.ActivityConfig(
+    # The grace, and what it takes to find that a worker is gone.
+    start_to_close_timeout=timedelta(minutes=2),
+    heartbeat_timeout=timedelta(seconds=15),  # a worker that is killed is not waited for
+    # Tried for ever: the lease must not be given back under a job. It is idempotent.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)
+    ),
+    cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+)
+
+
+STOP_JOBS_AGAIN = (
+    *(timedelta(seconds=seconds) for seconds in (1, 2, 5, 10, 30)),
+    *(timedelta(minutes=1),) * 60 * 24,
+)
+"""Pauses after the tries to stop jobs that failed for good: a day in all. Then the task ends, and
+what is left of its jobs finds that it is closed."""
+
+
+def stop_options(count: int) -> workflow.ActivityConfig:
+    """How jobs are stopped that would outlive their task."""
+    return _STOP_JOBS | workflow.ActivityConfig(
+        task_queue=control_queue(workflow.info().task_queue), summary=f"stop {_jobs(count)}"
+    )
+
+
+def stop_for_rollback_options(compensation: Compensation) -> workflow.ActivityConfig:
+    """How jobs are stopped that a rollback takes back: it does not try for ever."""
+    step, count = compensation.step.id, _jobs(len(compensation.exec_ids))
+    what = f"undo {step} · attempt {compensation.attempt} · {count}"
+    if compensation.kind == "guests":
+        what = f"stop {count} inside what is reset"
+    return _STOP_JOBS | workflow.ActivityConfig(
+        task_queue=control_queue(workflow.info().task_queue),
+        activity_id=compensation.activity_id,
+        summary=what,
+        retry_policy=RetryPolicy(
+            initial_interval=timedelta(milliseconds=200),
+            maximum_interval=timedelta(seconds=10),
+            maximum_attempts=5,
+        ),
+    )
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def sweep_options(queue: str) -> workflow.ActivityConfig:

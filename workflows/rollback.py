@@ -1,8 +1,9 @@
 """What a run's rollbacks do to the world: compensations, one after another.
 
 `perdure.core.run_rollback` says what is due and when; this carries it, on a queue of the host where
-no step is in the way, and tells the run how it ended. Nothing of it is cancelled with the task:
-what was planned is done. Environments are reset by their pool (`workflows.lease`).
+no step is in the way, and tells the run how it ended. (Jobs are stopped by way of their workflows,
+from any host.) Nothing of it is cancelled with the task: what was planned is done. Environments are
+reset by their pool (`workflows.lease`).
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from perdure.core.rollback import Compensation
+    from perdure.core.rollback import JOB_KINDS, Compensation
     from perdure.core.run import TaskRun
+    from perdure.job_messages import JobEnd, StopJobs
     from perdure.messages import (
         CompensateStep,
         CompensationOutcome,
         RunRef,
         TaskInput,
     )
-    from perdure.names import COMPENSATE_STEP, undo_queue
+    from perdure.names import COMPENSATE_STEP, STOP_JOBS, undo_queue
     from perdure.undo_ends import undo_failure
-    from workflows.options import CONTEXT_INLINE_BYTES, compensation_options
+    from workflows.options import (
+        CONTEXT_INLINE_BYTES,
+        JOB_GRACE,
+        compensation_options,
+        stop_for_rollback_options,
+    )
 
 
 class RollbackWork:
@@ -47,16 +54,21 @@ class RollbackWork:
         self._host = host
         self._stir = stir
         self._handles: list[workflow.ActivityHandle[Any]] = []
+        self._stopping = 0
 
     @property
     def under_way(self) -> bool:
         """Whether something goes on whose end the run has not heard of."""
-        return bool(self._handles)
+        return bool(self._handles or self._stopping)
 
     def carry(self) -> None:
         """Begin what is due."""
         # Kept alive by the activities that they await.
-        if compensation := self._run.take_compensation(workflow.time()):
+        compensation = self._run.take_compensation(workflow.time())
+        if compensation and compensation.kind in JOB_KINDS:
+            self._stopping += 1
+            asyncio.create_task(self._stop_jobs(compensation))  # noqa: RUF006
+        elif compensation:
             undoing = workflow.start_activity(
                 COMPENSATE_STEP,
                 self._asked(compensation),
@@ -111,6 +123,23 @@ class RollbackWork:
             instances=run.instances,
             restarts=run.restarts,
         )
+
+    async def _stop_jobs(self, compensation: Compensation) -> None:
+        failure = None
+        try:
+            ends = await workflow.execute_activity(
+                STOP_JOBS,
+                StopJobs(compensation.exec_ids, JOB_GRACE.total_seconds()),
+                result_type=list[JobEnd],
+                **stop_for_rollback_options(compensation),
+            )
+        except ActivityError as error:
+            failure = undo_failure(error.cause)
+        else:
+            self._run.jobs_gone(compensation.exec_ids, ends, workflow.time())
+        self._run.compensated(compensation, failure, workflow.time())
+        self._stopping -= 1
+        self._stir()
 
     async def _await_undone(
         self, compensation: Compensation, undoing: workflow.ActivityHandle[CompensationOutcome]

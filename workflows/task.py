@@ -16,6 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.core.pool_decisions import Grant, LoseLease, Refuse, Renew
     from perdure.core.run import BadStart, Dispatch, TaskRun, events_since
     from perdure.core.summary import summarise
+    from perdure.job_messages import JobEnd, JobLaunch, JobLaunched
     from perdure.messages import (
         ContextDiffs,
         ContextRequest,
@@ -31,6 +32,8 @@ with workflow.unsafe.imports_passed_through():
         BAD_INPUT,
         BIND_HOST,
         FINISH_TASK,
+        JOB_ENDED,
+        LAUNCH_JOB,
         LEASE_GRANTED,
         LEASE_LOST,
         LEASE_REFUSED,
@@ -44,6 +47,7 @@ with workflow.unsafe.imports_passed_through():
         steps_queue,
     )
     from workflows.carry import carry_work
+    from workflows.jobs import TaskJobs, refusal
     from workflows.lease import LeaseWords
     from workflows.options import (
         BIND,
@@ -92,6 +96,7 @@ class TaskWorkflow:
         self._rollback = RollbackWork(
             self._run, start, self._ref, lambda: self._bound_host, self._stir
         )
+        self._jobs = TaskJobs(self._run, start, self._ref, lambda: self._bound_host, self._stir)
         self._parting = False
         if start.state:
             self._host = start.state["host"]
@@ -179,6 +184,33 @@ class TaskWorkflow:
             self._run.withdraw(workflow.time())
             self._hear_of_lease()
 
+    @workflow.update(name=LAUNCH_JOB)
+    async def launch_job(self, launch: JobLaunch) -> JobLaunched:
+        """Start a background job beside the task's steps. The same id again changes nothing.
+
+        Raises ApplicationError:
+            JobRefused: it cannot be launched now, or ever; the text says why, and what to do.
+        """
+        return await self._jobs.launch(launch)
+
+    @launch_job.validator
+    def _may_launch(self, launch: JobLaunch) -> None:
+        if self._refused:
+            raise refusal(f"the task cannot run: {self._refused}")
+        self._jobs.check(launch)
+
+    @workflow.signal(name=JOB_ENDED)
+    def job_ended(self, end: JobEnd) -> None:
+        """A background job has ended."""
+        if not self._refused:
+            self._jobs.ended(end)
+            self._hear_of_lease()
+
+    @workflow.query
+    def jobs(self) -> list[dict[str, Any]]:
+        """The background jobs of the task, in the order of their launch, as its record has them."""
+        return [] if self._refused else self._run.jobs.record()
+
     @workflow.query
     def record(self) -> dict[str, Any]:
         """The whole record, as `perdure show --json` prints it."""
@@ -215,6 +247,7 @@ class TaskWorkflow:
                 await self._cancel_attempts()
                 self._rollback.doubt_host()
             self._parting = self._run.is_parting
+            self._jobs.carry()
             await self._stop_for_rollback()
             if not handing_over:
                 if self._run.may_start:
@@ -368,7 +401,8 @@ class TaskWorkflow:
 
     def _may_hand_over(self) -> bool:
         words = self._slots.under_way or self._lease.under_way
-        return not (self._run.running or words or self._rollback.under_way)
+        busy = self._rollback.under_way or self._jobs.under_way
+        return not (self._run.running or words or busy)
 
     def _history_is_long(self) -> bool:
         info, limit = workflow.info(), self._start.options.history_limit_events
@@ -387,6 +421,8 @@ class TaskWorkflow:
 
     async def _end(self) -> TrialSummary:
         run = self._run
+        if run.has_jobs or self._jobs.under_way:  # none outlives the lease, nor the task
+            await uncancelled(self._jobs.stopped())
         run.close(workflow.time())
         self._lease.tell()
         self._slots.tell()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from activities.steps import command, exec, http, python, reset, verify
+from activities.steps import await_job, background, command, exec, http, python, reset, verify
 
-__all__ = ["command", "exec", "http", "python", "reset", "verify"]
+__all__ = ["await_job", "background", "command", "exec", "http", "python", "reset", "verify"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from activities.leftovers import ARTIFACT_LIMIT_BYTES
 from activities.places import RunPlace
 from activities.results import Results
 from activities.suite_results import SuiteResults
+from perdure.job_messages import JobEnd
 from perdure.messages import FinishTask, RunRef, TrialSummary, WriteSuite
 
 RUN = RunRef("task/s/t/1", "run-1", "s", "t", 1)
@@ -34,6 +36,15 @@ class Place:
         self.suites = SuiteResults(folder / "results")
         self.results = Results(CLIENT, folder / "runs", folder / "results", Contexts(CLIENT))
         self.attempts: list[dict[str, Any]] = []
+        self.jobs: list[dict[str, Any]] = []
+
+    def job(self, exec_id: str, **end: Any) -> Path:
+        """One more background job, which has left these words where it ran."""
+        folder = self.run.job(exec_id)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("printed\n")
+        self.jobs.append(asdict(JobEnd(exec_id, **end)) | {"name": None})
+        return folder
 
     def attempt(self, artifacts: dict[str, str] | None = None, log: str = "hello") -> Path:
         """One more attempt of the step `a`, with these files."""
@@ -65,6 +76,8 @@ class Place:
             "failure": None, "steps": [step], "retry_resets": [], "instances": [], "usage": {},
             "started_at": 1.0, "duration": 1.0,
         }  # fmt: skip
+        if self.jobs:
+            record["jobs"] = self.jobs
         summary = TrialSummary("t", 1, "run-1", "succeeded")
         return FinishTask(RUN, record, [{"seq": 1}], summary, str(results_dir or "") or None)
 
@@ -209,3 +222,51 @@ async def test_a_suite_whose_file_cannot_be_written_goes_on(
         place.suites.write_suite, WriteSuite("s", "run", "digest", "running", [], 1.0)
     )
     assert json.loads((place.kept.parents[1] / "suite.json").read_text())["status"] == "running"
+
+
+# --- Background jobs ------------------------------------------------------------------------------
+
+EXEC_ID = "exec-0123456789ab"
+
+
+async def test_a_job_that_was_lost_is_kept_with_what_it_had_printed(place: Place) -> None:
+    place.job(EXEC_ID, status="lost", error="its worker was lost", ended_at=2.0)
+    assert (await place.finish()).note is None
+    kept = place.files()
+    assert kept[f"jobs/{EXEC_ID}/stdout.log"] == "printed\n"
+    told = json.loads(kept[f"jobs/{EXEC_ID}/job.json"])
+    assert (told["status"], told["error"]) == ("lost", "its worker was lost")
+
+
+async def test_what_a_job_has_put_there_itself_stays_and_the_record_has_the_last_word(
+    place: Place,
+) -> None:
+    place.job(EXEC_ID, status="killed", error="killed: it still ran 5 s after its interrupt")
+    own = place.kept / "jobs" / EXEC_ID
+    own.mkdir(parents=True)
+    (own / "stdout.log").write_text("all of it\n")
+    (own / "job.json").write_text("{}")
+    foreign = place.kept / "jobs" / "exec-ba9876543210"
+    foreign.mkdir()
+    (foreign / "stdout.log").write_text("of an earlier run\n")
+    for _ in range(2):
+        assert (await place.finish()).note is None
+        kept = place.files()
+        assert kept[f"jobs/{EXEC_ID}/stdout.log"] == "all of it\n"
+        assert json.loads(kept[f"jobs/{EXEC_ID}/job.json"])["status"] == "killed"
+        assert not any(foreign.name in name for name in kept)
+
+
+@pytest.mark.parametrize("planted", ["stdout.log", ".", ".."])
+async def test_c51_no_link_is_followed_to_what_a_job_has_printed(
+    place: Place, planted: str
+) -> None:
+    folder = place.job(EXEC_ID, status="lost")
+    target = Path(os.path.normpath(folder / planted))
+    os.rename(target, place.outside / "away")
+    (place.outside / "secret").rename(place.outside / "stdout.log")
+    (place.outside / EXEC_ID).mkdir()
+    (place.outside / EXEC_ID / "stdout.log").write_text("precious")
+    target.symlink_to(place.outside / "stdout.log" if planted == "stdout.log" else place.outside)
+    await place.finish()
+    assert "precious" not in place.files()[f"jobs/{EXEC_ID}/stdout.log"]

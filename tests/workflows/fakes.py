@@ -56,11 +56,13 @@ from perdure.names import (
     WRITE_MISSING,
     WRITE_SUITE,
     control_queue,
+    jobs_queue,
     shared_queue,
     suite_workflow_id,
     task_workflow_id,
 )
 from perdure.sandbox import sandbox
+from tests.workflows.fake_jobs import FakeJobs
 from worker import BEAT_THROTTLE, SHARED_WORKFLOWS, STICKY_TIMEOUT, WORKFLOWS
 
 
@@ -99,6 +101,8 @@ class World:
     """Every try to bring a run an earlier one's files."""
     files: str = "ok"
     """Whether they can be had: `ok` or `gone`; `hold`: not before the world is open."""
+    job_slots: int = 32
+    """Jobs at once."""
     pool: list[Callable[..., Any]] = field(default_factory=list)
     """Activities by which tasks talk to a pool (`tests.workflows.fake_pool`)."""
 
@@ -108,6 +112,8 @@ class World:
         self.results = Results(self.client, nowhere, nowhere, Contexts(self.client))
         self.shared = self.shared or shared_queue(self.queue)
         self.slots = Slots(self.client, self.shared, self.limits)
+        self.jobs = FakeJobs(self.client)
+        self.jobs.log = self.log
 
     def attempts(self, step_id: str) -> int:
         """How often a step was started, over all tasks."""
@@ -318,8 +324,18 @@ async def world(client: Client, **settings: Any) -> AsyncIterator[World]:
                 made.slots.release_slot,
                 made.slots.remind_limits,
                 made.compensate_step,
+                made.jobs.interrupt_job,
+                made.jobs.stop_jobs,
                 *made.pool,
             ],
+        ),
+        Worker(
+            client,
+            task_queue=jobs_queue(made.queue, None),
+            activities=[made.jobs.run_job],
+            max_heartbeat_throttle_interval=BEAT_THROTTLE,
+            default_heartbeat_throttle_interval=BEAT_THROTTLE,
+            max_concurrent_activities=made.job_slots,
         ),
         Worker(
             client,
