@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    run 164 real problems through perdure; again after a kill, it goes on"
 	@echo "make test    linters, types, import arrows and all tests"
-	@echo "make bench   what steps, tasks, leases and rollbacks cost, against plain Temporal"
+	@echo "make bench   what steps, tasks, leases, rollbacks and jobs cost, against plain Temporal"
 	@echo "make soak    rollbacks by chance: thousands in the model, then on a server, workers killed"
 	@echo "make clean   remove .venv, .demo and caches (runs stay in their state directory)"
 
@@ -53,6 +53,7 @@ bench: $(VENV)/.ready
 	@$(BIN)/python benchmarks/scale.py
 	@$(BIN)/python benchmarks/pool.py
 	@$(BIN)/python benchmarks/rollback.py
+	@$(BIN)/python benchmarks/jobs.py
 
 soak: $(VENV)/.ready
 	@PERDURE_MODEL_TIMES=20 $(BIN)/python -m pytest -q --hypothesis-show-statistics \

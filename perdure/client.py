@@ -13,7 +13,7 @@ by a worker process of its own, which ends with this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -27,10 +27,13 @@ from perdure.core.problems import nearest
 from perdure.embedded import Embedded
 from perdure.errors import PerdureError
 from perdure.event_log import Execution, UnknownRun, find_execution
+from perdure.job_handle import JobHandle
+from perdure.jobs import JobRefused, JobUnreadable, UnknownJob
 from perdure.link import Link
 from perdure.listing import RunEntry, SuiteEntry, list_runs, list_suites
 from perdure.messages import Json, SuiteInput, TaskOptions
 from perdure.names import suite_workflow_id
+from perdure.peeks import Peek
 from perdure.pool_handle import PoolHandle, PoolRefused
 from perdure.preparation import Preparation, new_suite_id
 from perdure.resuming import RunRefused, go_on
@@ -64,6 +67,10 @@ from perdure.task_store import StoredTask, TaskStore
 from perdure.workers import WorkerConfig
 
 __all__ = [
+    "JobHandle",
+    "JobRefused",
+    "JobUnreadable",
+    "Peek",
     "Perdure",
     "PoolHandle",
     "PoolRefused",
@@ -85,6 +92,7 @@ __all__ = [
     "TaskOpen",
     "TaskResult",
     "TaskSource",
+    "UnknownJob",
     "UnknownRun",
     "UnknownSuite",
     "WorkerConfig",
@@ -402,6 +410,32 @@ class Perdure:
     async def runs(self, suite: str | None = None) -> list[RunEntry]:
         """The runs of tasks that the server knows, of all suites or of one, newest first."""
         return await list_runs(self.client, None if suite is None else check_id("suite", suite))
+
+    # --- Background jobs, of any task: each also as a method of `JobHandle` --------------------
+
+    def job(self, exec_id: str) -> JobHandle:
+        """A job by its id; asks the server nothing yet."""
+        return JobHandle(self._link.jobs, exec_id)
+
+    async def peek(self, exec_id: str, *, offset: int = 0, stderr_offset: int = 0) -> Peek:
+        """What a job has printed so far, and how it is; as `JobHandle.peek`."""
+        return await self.job(exec_id).peek(offset=offset, stderr_offset=stderr_offset)
+
+    async def interrupt(
+        self, exec_id: str, *, kill: bool = False, kill_after: float | None = None
+    ) -> Peek:
+        """Have a job sent one SIGINT; as `JobHandle.interrupt`."""
+        return await self.job(exec_id).interrupt(kill=kill, kill_after=kill_after)
+
+    async def wait_job(self, exec_id: str, timeout: float | None = None) -> Peek:
+        """Wait for a job's end, without polling; as `JobHandle.wait`."""
+        return await self.job(exec_id).wait(timeout)
+
+    def follow_job(
+        self, exec_id: str, *, offset: int = 0, stderr: bool = False
+    ) -> AsyncGenerator[str]:
+        """New text of a job as it comes, to its end; as `JobHandle.follow`."""
+        return self.job(exec_id).follow(offset=offset, stderr=stderr)
 
 
 async def _widen(run: SuiteRun, max_parallel: int, say: Callable[[str], None] | None) -> None:

@@ -84,7 +84,7 @@ class SuiteSettings(RetrySettings, total=False):
     """Leave out DTap tasks that have been judged."""
 
 
-def check_keywords(given: Mapping[str, object], known: type[SuiteSettings | RetrySettings]) -> None:
+def check_keywords(given: Mapping[str, object], known: type) -> None:
     """Refuse a keyword that is none. Raises TypeError, as a call with such a keyword does."""
     names = known.__annotations__
     for name in given:

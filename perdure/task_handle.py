@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -15,9 +15,12 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.errors import PerdureError
 from perdure.event_log import UnknownRun, find_execution
 from perdure.history import happenings, history_of, record_of
+from perdure.job_handle import JobHandle, JobSettings, draw_exec_id, spec_of
+from perdure.job_messages import JobLaunch
 from perdure.later_runs import open_tasks
 from perdure.link import Link
 from perdure.names import suite_workflow_id, task_workflow_id
+from perdure.peeks import Peek
 from perdure.results import suite_files
 from perdure.suite_input import BadId, check_id
 
@@ -119,6 +122,35 @@ class TaskHandle:
         if record["status"] != "succeeded":
             raise TaskFailed(record)
         return TaskResult(self.id, record["run_id"], record["context"], record)
+
+    async def launch_job(
+        self,
+        code: str | None = None,
+        *,
+        exec_id: str | None = None,
+        **settings: Unpack[JobSettings],
+    ) -> JobHandle:
+        """Start a python cell (`code`) or a command (`argv`) beside the task.
+
+        Returns once the task has admitted it. It runs on the task's host, in the run's directory,
+        or inside an `environment` of the task; the task's end ends it. The keywords are those of
+        `perdure.job_handle.JobSettings`. `exec_id`: for a launch that may be repeated; the same
+        again starts nothing.
+
+        Raises JobRefused with the reason: the task has ended or is ending, 16 of its jobs run, a
+        running one has the name, there is no such environment, or the job cannot be as it is given;
+        UnknownRun; and PerdureError if no worker serves the task.
+        """
+        launch = JobLaunch(exec_id or draw_exec_id(), spec_of(code, settings))
+        launched = await self._link.jobs.launch(self.id, launch)
+        return JobHandle(self._link.jobs, launched.exec_id)
+
+    async def jobs(self, *, output: bool = True) -> list[Peek]:
+        """A peek of each job of the run, those that have ended included, in order of launch.
+
+        Without `output`, only what the run knows of them, in one call for all. Raises UnknownRun.
+        """
+        return await self._link.jobs.list(self.id, output=output)
 
     async def cancel(self, reason: str = "cancelled") -> None:
         """Ask the run to cancel; what runs is ended and cleaned up before it closes.

@@ -412,7 +412,7 @@ steps:
   command: x
   limit: openai
   retry_config: {go_to_step_id: a}
-  compensate: {type: await, job: j}
+  compensate: {type: agent, capability: c}
 """
     (loaded,) = load([write(tmp_path / "t.yaml", text)]).checked()
     found = [(p.line, p.step, p.key) for p in unsupported(loaded)]
@@ -424,7 +424,7 @@ steps:
     assert unsupported(plain) == []
     line = write(
         tmp_path / "l.jsonl",
-        json.dumps({"id": "x", "steps": [{"id": "a", "type": "await", "job": "j"}]}),
+        json.dumps({"id": "x", "steps": [{"id": "a", "type": "agent", "capability": "j"}]}),
     )
     (listed,) = load([line]).checked()
     assert str(unsupported(listed)[0]).startswith(f"{line}:1: step 'a': type: this version")

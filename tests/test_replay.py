@@ -90,6 +90,18 @@ def test_there_is_a_history_of_each_main_path() -> None:
         "suite/with_a_pool",
         "suite/with_a_pool_cancelled",
         "task/slots_given_back_before_the_end_is_told",
+        "job/done_in_pieces",
+        "job/interrupted",
+        "job/deaf_and_killed",
+        "job/called_off_before_it_began",
+        "job/lost",
+        "job/started_again",
+        "job/failed_and_broken",
+        "job/cancelled",
+        "task/jobs_launched_refused_and_stopped",
+        "task/jobs_over_a_continue_as_new",
+        "task/jobs_of_a_rollback",
+        "task/jobs_of_a_lost_lease",
     }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from activities import threads
@@ -27,11 +25,10 @@ from perdure.names import pool_workflow_id
 from perdure.pool_messages import PoolTimes
 from perdure.steps import step
 from tests.kit import Bench, bench, processes_with
+from tests.mortal import Mortal
 from tests.waiting import until
 from tests.workflows.instance_kit import counter
-from worker import WorkerOptions
 
-ROOT = Path(__file__).resolve().parent.parent
 CANARY = "s3cr3t-CANARY-u5"
 
 
@@ -209,40 +206,6 @@ async def test_an_instance_that_cannot_be_reset_is_replaced_under_the_lease(
 
 
 # --- Killed workers ---------------------------------------------------------------------------
-
-
-class Mortal:
-    """Workers of one queue, one after another, each killed at a moment of the test's choice."""
-
-    def __init__(self, client: Client, folder: Path) -> None:
-        self.queue = f"q-{uuid.uuid4().hex[:8]}"
-        self._client = client
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def bench(self) -> Bench:
-        folder = self._folder
-        options = WorkerOptions(self.queue, "here", folder / "runs", folder / "results")
-        return Bench(self._client, options)
-
-    def start(self) -> None:
-        address = self._client.service_client.config.target_host
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rollback_worker", address, self.queue, str(self._folder)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-        )
-
-    def kill(self) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def kill_and_start(self) -> None:
-        self.kill()
-        self.start()
 
 
 @pytest.fixture

@@ -17,13 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from perdure.cli.cancel_command import cancel
 from perdure.cli.console import ReaderGone, abandon_stdout, prepare_streams, printable, say
 from perdure.cli.events_command import events
 from perdure.cli.gc_command import gc
+from perdure.cli.interrupt_command import interrupt
+from perdure.cli.jobs_command import jobs
+from perdure.cli.launch_command import LaunchCommand, launch
 from perdure.cli.list_command import list_runs
 from perdure.cli.options import examples, help_of
+from perdure.cli.peek_command import peek
 from perdure.cli.pool_command import pool_app
 from perdure.cli.retry_command import retry
 from perdure.cli.run_command import run
@@ -67,8 +72,13 @@ app = typer.Typer(
 )
 
 
-def _command(name: str, function: Callable[..., Any], *shown: tuple[str, str]) -> None:
-    app.command(name, help=help_of(function), epilog=examples(*shown))(function)
+def _command(
+    name: str,
+    function: Callable[..., Any],
+    *shown: tuple[str, str],
+    kind: type[TyperCommand] | None = None,
+) -> None:
+    app.command(name, cls=kind, help=help_of(function), epilog=examples(*shown))(function)
 
 
 _command(
@@ -144,6 +154,33 @@ _command(
     events,
     ("perdure events nightly/refund --follow", "as they happen, until the run ends"),
     ("perdure events nightly/refund --type step.failed", "of one type"),
+)
+_command(
+    "jobs",
+    jobs,
+    ("perdure jobs nightly/refund", "the background jobs of a run, and how they are"),
+    ("perdure jobs nightly/refund --json", "with what they have printed"),
+)
+_command(
+    "peek",
+    peek,
+    ("perdure peek exec-0123456789ab", "what it has printed so far"),
+    ("perdure peek exec-0123456789ab --follow", "and what comes, until it ends"),
+    ("perdure peek exec-0123456789ab --json", "the whole record, for a program"),
+)
+_command(
+    "interrupt",
+    interrupt,
+    ("perdure interrupt exec-0123456789ab", "one Ctrl-C for it"),
+    ("perdure interrupt exec-0123456789ab --kill-after 10", "and the end, if it does not heed it"),
+)
+_command(
+    "launch",
+    launch,
+    ("perdure launch nightly/refund 'import os; os.listdir()'", "a python cell"),
+    ("perdure launch nightly/refund --file train.py --name train", "from a file, with a name"),
+    ("perdure launch nightly/refund --time-limit 1h -- make -C model", "a command"),
+    kind=LaunchCommand,
 )
 _command(
     "gc",

@@ -29,6 +29,16 @@ def emit(text: str) -> None:
         print(text, flush=True)
 
 
+def emit_text(text: str) -> None:
+    """Write text to stdout as it is.
+
+    Raises ReaderGone if nobody reads it any more.
+    """
+    with _reader():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
 def emit_json(value: Any) -> None:
     """Write one JSON document to stdout.
 

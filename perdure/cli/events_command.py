@@ -82,6 +82,7 @@ async def _print(events: AsyncIterator[dict[str, Any]], types: set[str], *, as_j
 def event_line(event: dict[str, Any]) -> str:
     """An event on one line: time, type, and its facts."""
     from perdure.cli.environment_failures import reason_and_log
+    from perdure.cli.job_text import job_words
     from perdure.cli.rollbacks import event_words
     from perdure.cli.times import moment, span
 
@@ -97,7 +98,7 @@ def event_line(event: dict[str, Any]) -> str:
         words.append(f"on {event['host']}")
     for instance in event.get("instances") or []:
         words.append(f"{instance['environment']} ({instance['project']})")
-    words += event_words(event)
+    words += [*event_words(event), *job_words(event)]
     reasons = [reason_and_log(event.get(key))[0] for key in ("error", "reason")]
     kind = str(event.get("error_type") or "")
     if not reasons[0].startswith(f"{kind}:"):  # a script's failure begins with it

@@ -10,7 +10,13 @@ from perdure.cli.console import printable
 from perdure.cli.environment_failures import reason_and_log
 from perdure.cli.times import span, time_of_day
 
-BY = {"declared": "its compensate", "type": "its type's own undo", "creates": "removing its files"}
+BY = {
+    "jobs": "stopping its jobs",
+    "declared": "its compensate",
+    "type": "its type's own undo",
+    "creates": "removing its files",
+    "guests": "stopping jobs of others in what is reset",
+}
 """What undid an attempt, by kind of compensation."""
 
 REASON_CHARACTERS = 300

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(run: RunArgument, results: ResultsOption = None, json: JsonOption = False) -> None:
-    """Show a suite, or one run: its steps, attempts, failures and rollbacks, and its files.
+    """Show a suite, or one run: its steps, attempts, failures, jobs and rollbacks, and its files.
 
     Nothing is run: what a server knows is asked of it, the rest is read from files of results;
     with --results DIR only those files are read, from any machine, and no server is asked.
@@ -150,6 +150,7 @@ def show_run(record: dict[str, Any], files: Path | None) -> None:
     """Print a run for people; `files`: its directory of results, if there is one."""
     from perdure.cli.environment_failures import reason_and_log
     from perdure.cli.failures import failed_attempts
+    from perdure.cli.job_text import jobs_table, recorded_jobs
     from perdure.cli.leases import lease_lines
     from perdure.cli.rollbacks import head_lines, rollback_lines
     from perdure.cli.summary import usage_text
@@ -183,6 +184,9 @@ def show_run(record: dict[str, Any], files: Path | None) -> None:
         emit(line)
     emit("")
     emit_table(steps_table(record))
+    if jobs := recorded_jobs(record):
+        emit("")
+        emit_table(jobs_table(jobs))
     for told in rollback_lines(record):
         emit("")
         for line in told:

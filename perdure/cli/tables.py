@@ -24,6 +24,8 @@ STYLES = {
     "cancelled": "yellow",
     "terminated": "yellow",
     "interrupted": "yellow",
+    "done": "green",
+    "killed": "red",
     "stopping": "yellow",
     "paused": "yellow",
     "no worker": "red",

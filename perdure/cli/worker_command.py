@@ -71,6 +71,16 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    max_jobs: Annotated[
+        int,
+        typer.Option(
+            "--max-jobs",
+            metavar="N",
+            min=1,
+            max=1_000,
+            help="Background jobs at a time; more of them wait.",
+        ),
+    ] = 64,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -152,6 +162,7 @@ def worker(
             pass_env=tuple(names), inherit_env=inherit_env, env_file=values
         ),
         max_instances=max_instances,
+        job_slots=max_jobs,
     )
     asyncio.run(_work(settings, call, options))
 
