@@ -23,9 +23,11 @@ from perdure.cli.options import (
     EnvFileOption,
     HostOption,
     InheritEnvOption,
+    MaxMemoryOption,
     PassEnvOption,
     StepsOption,
     host_name,
+    max_memory,
     variable_names,
 )
 
@@ -71,6 +73,7 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    memory: MaxMemoryOption = None,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -126,6 +129,7 @@ def worker(
     set_up_logs()
     call = _Call(queue, address, host_name(host) or _own_host(), exit_with_parent, ready_fd)
     names, values = variable_names(pass_env), read_env_file(env_file)
+    most_gb = max_memory(memory)
 
     import worker as wiring
     from activities.secrets import WorkerEnvironment
@@ -152,6 +156,7 @@ def worker(
             pass_env=tuple(names), inherit_env=inherit_env, env_file=values
         ),
         max_instances=max_instances,
+        max_memory_gb=most_gb or settings.max_memory_gb,
     )
     asyncio.run(_work(settings, call, options))
 
