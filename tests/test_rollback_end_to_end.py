@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -26,6 +25,7 @@ from perdure.messages import PoolUse
 from perdure.names import pool_workflow_id
 from perdure.pool_messages import PoolTimes
 from perdure.steps import step
+from tests import warm
 from tests.kit import Bench, bench, processes_with
 from tests.waiting import until
 from tests.workflows.instance_kit import counter
@@ -218,7 +218,7 @@ class Mortal:
         self.queue = f"q-{uuid.uuid4().hex[:8]}"
         self._client = client
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: warm.Popen | None = None
 
     @property
     def bench(self) -> Bench:
@@ -228,7 +228,7 @@ class Mortal:
 
     def start(self) -> None:
         address = self._client.service_client.config.target_host
-        self._process = subprocess.Popen(
+        self._process = warm.Popen(
             [sys.executable, "-m", "tests.rollback_worker", address, self.queue, str(self._folder)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
