@@ -116,6 +116,8 @@ class WorkerOptions:
     of one host name the same."""
     max_instances: int | None = None
     """Instances at a time on this host; None: as many as memory and ports allow."""
+    max_memory_gb: float | None = None
+    """Memory that they may need together; None: as much as the machine has."""
     step_slots: int = 200
     """Steps at once."""
     job_slots: int = 64
@@ -183,6 +185,7 @@ async def serving(client: temporalio.client.Client, options: WorkerOptions) -> A
             options.host,
             shared,
             capacity=options.max_instances,
+            max_memory_gb=options.max_memory_gb,
             ports=ports,
         )
         leases = Leases(

@@ -65,6 +65,12 @@ _POLL_SECONDS = (0.2, 0.3, 0.5, 1.0, 2.0)
 _SETTLE_SECONDS = 3.0
 """So long a container that was restarted is waited for, whether it ends once more."""
 
+_CODE_SECONDS = 2 * _SETTLE_SECONDS
+"""So long one that did is looked at for its exit code: only while it does not run is that shown."""
+
+_CODE_POLL_SECONDS = 0.05
+"""Less than the engine's first pause before a restart; each pause is twice the last one."""
+
 _BEGIN_SECONDS = 0.7
 """So long after `up` one that tells nothing of its health is looked at, whether it still runs: what
 cannot do its work mostly ends at once."""
@@ -256,6 +262,8 @@ class ComposeBackend:
             if verdict.state == "ready":
                 restarts = await self._restarts(own)
                 verdict = _settled(own, before, restarts)
+                if verdict.state == "failed":
+                    verdict = await self._with_code(project, verdict)
             if verdict.state == "ready":
                 young = began + _BEGIN_SECONDS - time.monotonic()
                 if young > 0 and any(c.state == "running" and not c.health for c in own):
@@ -278,6 +286,16 @@ class ComposeBackend:
             if before != restarts:
                 await asyncio.sleep(_SETTLE_SECONDS)
             await asyncio.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
+
+    async def _with_code(self, project: Project, verdict: Verdict) -> Verdict:
+        """The verdict on a container that keeps ending, with its exit code if a look finds it."""
+        until = time.monotonic() + _CODE_SECONDS
+        while time.monotonic() < until:
+            seen = judge(await self._own(project.call))
+            if seen.state == "failed" and seen.container == verdict.container:
+                return seen
+            await asyncio.sleep(_CODE_POLL_SECONDS)
+        return verdict
 
     # --- Down ---------------------------------------------------------------------------------
 

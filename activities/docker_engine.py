@@ -40,8 +40,17 @@ class EngineSilent(Exception):
 class Engine:
     """The engine that `docker` on this host talks to, asked without `docker`."""
 
-    def __init__(self, docker: Docker, variables: Mapping[str, str]) -> None:
-        """`variables`: the environment of docker's calls, which says where its engine is."""
+    def __init__(
+        self,
+        docker: Docker,
+        variables: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`variables`: the environment of docker's calls, which says where its engine is.
+
+        `clock`: seconds, from any beginning.
+        """
+        self._clock = clock
         self._docker = docker
         self._variables = dict(variables)
         self._client: APIClient | None = None
@@ -91,9 +100,9 @@ class Engine:
     # --- Inside -----------------------------------------------------------------------------
 
     async def _ask(self, question: Callable[[APIClient], _T]) -> _T:
-        if self._docker.uses_sudo or time.monotonic() < self._rests_until:
+        if self._docker.uses_sudo or self._clock() < self._rests_until:
             raise EngineSilent
-        began = time.monotonic()
+        began = self._clock()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 client = await self._connected()
@@ -102,11 +111,11 @@ class Engine:
             raise
         except asyncio.CancelledError:
             # Whoever waits less than the limit cancels a question that hangs.
-            if time.monotonic() - began > ANSWER_SECONDS / 4:
-                self._rests_until = time.monotonic() + REST_SECONDS
+            if self._clock() - began > ANSWER_SECONDS / 4:
+                self._rests_until = self._clock() + REST_SECONDS
             raise
         except TimeoutError:
-            self._rests_until = time.monotonic() + REST_SECONDS
+            self._rests_until = self._clock() + REST_SECONDS
             raise EngineSilent("no answer in time") from None
         except Exception as error:  # of the SDK, of requests, or an answer of another shape
             self._client = None

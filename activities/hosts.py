@@ -44,15 +44,18 @@ class HostBeats:
         shared_queue: str,
         *,
         capacity: int | None = None,
+        max_memory_gb: float | None = None,
         ports: PortRange | None = None,
     ) -> None:
         """`shared_queue`: where the pools run that are told; those of others are no concern.
 
         `capacity`: instances at a time on this host; None: as many as memory and ports allow.
+        `max_memory_gb`: what they may need together; None: as much as the machine has.
         """
         self._client = client
         self._host = host
         self._capacity = capacity
+        self._max_memory_gb = max_memory_gb
         self._ports = ports or PortRange()
         self._worker = uuid.uuid4().hex
         quoted = shared_queue.replace("\\", "\\\\").replace("'", "\\'")
@@ -74,6 +77,7 @@ class HostBeats:
             port_low=self._ports.low,
             port_high=self._ports.high,
             machine=machine_id(),
+            max_gb=self._max_memory_gb,
         )
 
     async def tell(self, pool: str) -> None:

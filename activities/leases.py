@@ -18,6 +18,7 @@ from temporalio.common import QueryRejectCondition
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.core.pool_decisions import LoseLease
+from perdure.core.pool_options import RULES
 from perdure.names import (
     ACQUIRE_LEASE,
     ANSWER_POOL,
@@ -165,7 +166,9 @@ class Leases:
         if is_new:
             await self._client.start_workflow(
                 POOL_WORKFLOW,
-                PoolInput(pool, uuid.uuid4().hex, self._prefix, self._times, early=True),
+                PoolInput(
+                    pool, uuid.uuid4().hex, self._prefix, self._times, early=True, rules=RULES
+                ),
                 id=pool_workflow_id(pool),
                 task_queue=self._queue,
                 static_summary=f"pool {pool}",

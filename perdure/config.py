@@ -9,6 +9,9 @@ PERDURE_RETENTION_DAYS
     How long the embedded server keeps closed runs. Default: 90.
 PERDURE_PORT, PERDURE_UI_PORT
     Ports of the embedded server and of its UI, on loopback. Default: free ones.
+PERDURE_MAX_MEMORY_GB
+    Memory that the environments' instances of this host may need together. Default: as much as the
+    machine has.
 PERDURE_BLOB_DIR
     The directory of large values. Default: `blobs` in the state directory.
 PERDURE_BLOBS_SHARED
@@ -34,6 +37,8 @@ from temporalio.envconfig import ClientConfigProfile
 from perdure.errors import PerdureError
 from perdure.state import StateDir
 
+MOST_GB = 1_000_000
+
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
 
@@ -52,6 +57,8 @@ class Settings:
     port: int | None = None
     """None: a free one is chosen."""
     ui_port: int | None = None
+    max_memory_gb: float | None = None
+    """None: as much as the machine has."""
     blob_dir: Path | None = None
     """None: `state.blobs`."""
     blobs_url: str | None = None
@@ -77,6 +84,7 @@ class Settings:
             retention_days=_number(env, "PERDURE_RETENTION_DAYS", 1, 36500) or 90,
             port=port,
             ui_port=ui_port,
+            max_memory_gb=_gigabytes(env, "PERDURE_MAX_MEMORY_GB"),
             blob_dir=_directory(env, "PERDURE_BLOB_DIR"),
             blobs_url=_blobs_url(env),
             blobs_shared=_switch(env, "PERDURE_BLOBS_SHARED"),
@@ -160,6 +168,25 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | Non
     if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
         raise SettingsError(f"{name}={value!r} is not a whole number from {low} to {high}")
     return int(value)
+
+
+def gigabytes(text: str) -> float | None:
+    """A number of GB such as `4` or `0.5`, above 0 and at most `MOST_GB`; None: it is none."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text.strip(), re.ASCII):
+        return None
+    return number if 0 < (number := float(text)) <= MOST_GB else None
+
+
+def _gigabytes(env: Mapping[str, str], name: str) -> float | None:
+    value = env.get(name, "").strip()
+    if not value:
+        return None
+    if (number := gigabytes(value)) is None:
+        raise SettingsError(
+            f"{name}={value!r} is not a number of GB such as 4 or 0.5, above 0 and at most"
+            f" {MOST_GB:,}"
+        )
+    return number
 
 
 def _switch(env: Mapping[str, str], name: str) -> bool:

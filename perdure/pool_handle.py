@@ -23,6 +23,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.config import Settings
 from perdure.core.pool import PoolOptions
 from perdure.core.pool_definitions import Definition
+from perdure.core.pool_options import RULES
 from perdure.core.pool_view import PoolStats
 from perdure.core.problems import one_line
 from perdure.errors import PerdureError
@@ -213,7 +214,7 @@ class PoolHandle:
         """Start the pool if it is not open."""
         await self._link.client.start_workflow(
             POOL_WORKFLOW,
-            PoolInput(self.name, uuid.uuid4().hex, early=True),
+            PoolInput(self.name, uuid.uuid4().hex, early=True, rules=RULES),
             id=self._handle.id,
             task_queue=self._shared,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,

@@ -42,6 +42,8 @@ class PoolInput:
     early: bool = False
     """True: instances are started as soon as a suite declares its tasks, and their workflows begin
     with the order for that. False: a pool of the first version, which goes on as it began."""
+    rules: int = 1
+    """As in `PoolOptions`; 1: a pool that began before there were others."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,8 @@ class HostBeat:
     port_high: int = 20000
     machine: str = ""
     """Hosts on one machine share its ports and memory."""
+    max_gb: float | None = None
+    """Memory that all instances of this host may need together; None: what the machine has."""
 
 
 @dataclass(frozen=True)

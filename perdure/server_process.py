@@ -39,6 +39,9 @@ FLAGS = (
     *("--dynamic-config-value", "history.transferProcessorMaxPollRPS=1000"),
     *("--dynamic-config-value", "history.timerProcessorMaxPollRPS=1000"),
     *("--dynamic-config-value", "history.visibilityProcessorMaxPollRPS=1000"),
+    # A queue in four parts is for clusters: here it doubles what a worker's start costs the server.
+    *("--dynamic-config-value", "matching.numTaskqueueReadPartitions=1"),
+    *("--dynamic-config-value", "matching.numTaskqueueWritePartitions=1"),
     # Timers and retry intervals have a floor of a second otherwise. The value is JSON.
     *("--dynamic-config-value", 'history.timerProcessorMaxTimeShift="10ms"'),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
 
 from temporalio.client import Client
 
+from tests import warm
 from tests.kit import Bench
 from worker import WorkerOptions
 
@@ -23,7 +23,7 @@ class Mortal:
         self.queue = f"q-{uuid.uuid4().hex[:8]}"
         self._client = client
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: warm.Popen | None = None
 
     @property
     def bench(self) -> Bench:
@@ -33,7 +33,7 @@ class Mortal:
 
     def start(self) -> None:
         address = self._client.service_client.config.target_host
-        self._process = subprocess.Popen(
+        self._process = warm.Popen(
             [sys.executable, "-m", "tests.rollback_worker", address, self.queue, str(self._folder)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from perdure.server import status, users
 from perdure.suite_input import BadId
 from perdure.task_start import TaskRunning
 from perdure.workers import WorkerFailed, log_pids
+from tests import warm
 from tests.conftest import find_program
 from tests.waiting import HASTY, until
 
@@ -354,7 +356,7 @@ async def test_stored_versions_run_by_their_names_and_the_record_says_which_it_w
 
 
 @pytest.fixture
-def embedded_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def embedded_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     binary = find_program("temporal")
     assert binary
     # The worker processes read the environment themselves.
@@ -362,7 +364,8 @@ def embedded_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settin
         monkeypatch.delenv(variable)
     monkeypatch.setenv("PATH", f"{Path(binary).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    return Settings.from_env({"PERDURE_STATE_DIR": str(tmp_path / "state")})
+    with warm.workers():
+        yield Settings.from_env({"PERDURE_STATE_DIR": str(tmp_path / "state")})
 
 
 def worker_pids(settings: Settings) -> set[int]:
@@ -592,15 +595,15 @@ async def test_a_client_that_is_killed_takes_its_worker_along_and_cancel_cleans_
     document = tmp_path / "t.json"
     document.write_text(json.dumps({"id": "t", "steps": [WAIT]}))
     (tmp_path / "hasty.py").write_text(HASTY)
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CLIENT, str(embedded_settings.state.path), str(document)),
+    client = warm.Popen(
+        [sys.executable, "-c", CLIENT, str(embedded_settings.state.path), str(document)],
         cwd=tmp_path,
     )
     runs = embedded_settings.state.runs / "crashed" / "t" / "1"
-    await until(lambda: client.returncode is not None or any(runs.glob("*/steps/wait.1")))
+    await until(lambda: client.poll() is not None or any(runs.glob("*/steps/wait.1")))
     (orphan,) = worker_pids(embedded_settings)
     client.kill()
-    await client.wait()
+    client.wait()
     async with await Perdure.connect(embedded_settings, role="reader") as perdure:
         left = await perdure.suite("crashed")
         await left.cancel("by another")

@@ -41,6 +41,7 @@ def test_settings_have_their_documented_defaults() -> None:
 
     assert settings.queue == "perdure"
     assert settings.retention_days == 90
+    assert settings.max_memory_gb is None
     assert settings.port is None
     assert settings.ui_port is None
     assert settings.blobs == settings.state.path / "blobs"
@@ -54,6 +55,14 @@ def test_settings_have_their_documented_defaults() -> None:
         ("PERDURE_RETENTION_DAYS", "ninety"),
         ("PERDURE_RETENTION_DAYS", "1e3"),
         ("PERDURE_RETENTION_DAYS", "٣"),
+        ("PERDURE_MAX_MEMORY_GB", "much"),
+        ("PERDURE_MAX_MEMORY_GB", "0"),
+        ("PERDURE_MAX_MEMORY_GB", "0.0"),
+        ("PERDURE_MAX_MEMORY_GB", "-4"),
+        ("PERDURE_MAX_MEMORY_GB", "nan"),
+        ("PERDURE_MAX_MEMORY_GB", "4GB"),
+        ("PERDURE_MAX_MEMORY_GB", "1000001"),
+        ("PERDURE_MAX_MEMORY_GB", "٣"),
         ("PERDURE_PORT", "65536"),
         ("PERDURE_PORT", "-1"),
         ("PERDURE_UI_PORT", "8233/tcp"),
@@ -70,6 +79,15 @@ def test_a_setting_that_cannot_be_used_is_named_with_its_value(name: str, value:
 
     assert name in str(raised.value)
     assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "gb"), [("4", 4.0), (" 0.5 ", 0.5), ("1000000", 1e6), ("", None)]
+)
+def test_the_memory_of_a_host_s_instances_is_a_number_of_gb(value: str, gb: float | None) -> None:
+    env = {"HOME": "/h", "PERDURE_MAX_MEMORY_GB": value}
+
+    assert Settings.from_env(env).max_memory_gb == gb
 
 
 def test_two_equal_ports_are_refused() -> None:

@@ -23,7 +23,7 @@ import yaml
 from perdure.cli.times import span
 from perdure.core.task import parse_task
 from perdure.environment_files import read_environments
-from tests.cli.support import CommandLine
+from tests.cli.support import CommandLine, finish
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 MAKE_TASKS = EXAMPLES / "humaneval" / "make_tasks.py"
@@ -381,7 +381,7 @@ def test_the_step_type_on_the_page_says_how_it_is_undone(tmp_path: Path) -> None
     block = re.search(r"^   ```python\n(.*?)^   ```", PAGES_ON_ROLLBACK[1].read_text(), re.M | re.S)
     assert block
     (tmp_path / "reserving.py").write_text(textwrap.dedent(block[1]))
-    perdure = CommandLine(tmp_path / "state", tmp_path)
+    perdure = CommandLine(tmp_path / "state", tmp_path, within=True)
     perdure.write(
         "task.yaml",
         "steps:\n"
@@ -392,11 +392,12 @@ def test_the_step_type_on_the_page_says_how_it_is_undone(tmp_path: Path) -> None
         "    retry_config: {retry_from_step_id: take}\n",
     )
 
-    ran = perdure(
-        "run", "task.yaml", "--steps", "reserving", PYTHONPATH=f"{tmp_path}:{EXAMPLES.parent}"
+    where = f"{tmp_path}:{EXAMPLES.parent}"
+    status, _, told = finish(
+        perdure.start("run", "task.yaml", "--steps", "reserving", PYTHONPATH=where)
     )
 
-    assert ran.returncode == 0, ran.stderr
+    assert status == 0, told
 
 
 @pytest.mark.parametrize("place", SHOWN_TASKS)

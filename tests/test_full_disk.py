@@ -20,7 +20,7 @@ from perdure.messages import TaskOptions, TrialSummary, WriteMissing
 from perdure.outcome import unwritten
 from perdure.results import suite_files
 from perdure.stored_results import stored_suite
-from tests.cli.support import CommandLine, command_line
+from tests.cli.support import CommandLine, command_line, finish
 from tests.kit import bench
 from tests.stored import Store, ended
 
@@ -49,8 +49,14 @@ def ballast(small_disk: Path) -> Ballast:
 
 @pytest.fixture
 def perdure(tmp_path: Path) -> Iterator[CommandLine]:
-    with command_line(tmp_path) as command:
+    with command_line(tmp_path, within=True) as command:
         yield command
+
+
+@pytest.fixture
+def one_server(perdure: CommandLine) -> Iterator[None]:
+    with perdure.served():
+        yield
 
 
 def everything_below(root: Path) -> dict[str, bytes]:
@@ -186,6 +192,7 @@ async def write_missing(client: Client, runs: Path, missing: WriteMissing) -> li
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("one_server")
 def test_a_run_says_what_is_missing_and_the_same_command_writes_it(
     perdure: CommandLine, small_disk: Path, ballast: Ballast
 ) -> None:
@@ -197,10 +204,10 @@ def test_a_run_says_what_is_missing_and_the_same_command_writes_it(
     results = small_disk / "results"
     again = ("run", "tasks", "--suite", "s", "--max-parallel", "1", "--results", results, "--json")
 
-    first = perdure(*again, *perdure.hasty())  # it waits a while for room
-    out, err = first.stdout, first.stderr
+    first = perdure.start(*again, *perdure.hasty())  # it waits a while for room
+    status, out, err = finish(first)
 
-    assert first.returncode == 2, err
+    assert status == 2, err
     assert json.loads(out)["totals"]["succeeded"] == 3
     assert f"could not be written to {results / 's' / 'b' / '1'}" in err
     assert "No space left on device" in err

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 from temporalio.client import WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 
 from perdure.messages import TaskInput, TaskOptions, TrialSummary
 from perdure.names import limit_workflow_id, task_workflow_id
+from tests import warm
 from tests.cli.support import CommandLine
 from tests.kit import bench
 from tests.waiting import until, written
@@ -123,10 +123,10 @@ async def test_workers_of_two_queues_keep_one_limit_together(
 
 
 @contextmanager
-def worker(temporal: WorkflowEnvironment, folder: Path, queue: str) -> Iterator[psutil.Popen]:
+def worker(temporal: WorkflowEnvironment, folder: Path, queue: str) -> Iterator[warm.Popen]:
     """`perdure worker` as a process of its own."""
     perdure = CommandLine(folder / "state", folder)
-    process = psutil.Popen(
+    process = warm.Popen(
         [*perdure.python, "-m", "perdure", "worker", "--host", "here", "--address",
          temporal.client.service_client.config.target_host],
         cwd=folder,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -30,20 +31,27 @@ def workflow_id_of(path: Path) -> str:
     return f"replayed/{name_of(path)}"
 
 
-async def replay(path: Path, state: Path) -> None:
+def replayer_in(state: Path) -> Replayer:
     settings = Settings.from_env({"PERDURE_STATE_DIR": str(state)})
-    replayer = Replayer(
+    return Replayer(
         workflows=[*WORKFLOWS, *SHARED_WORKFLOWS, *HOST_WORKFLOWS],
         data_converter=data_converter(settings),
         workflow_runner=sandbox(),
     )
-    history = WorkflowHistory.from_json(workflow_id_of(path), path.read_text("utf-8"))
-    await replayer.replay_workflow(history)
+
+
+def history_of(path: Path) -> WorkflowHistory:
+    return WorkflowHistory.from_json(workflow_id_of(path), path.read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def replayer(tmp_path_factory: pytest.TempPathFactory) -> Replayer:
+    return replayer_in(tmp_path_factory.mktemp("state"))
 
 
 @pytest.mark.parametrize("path", SAVED, ids=name_of)
-async def test_a_saved_history_still_replays(path: Path, tmp_path: Path) -> None:
-    await replay(path, tmp_path)
+async def test_a_saved_history_still_replays(path: Path, replayer: Replayer) -> None:
+    await replayer.replay_workflow(history_of(path))
 
 
 def test_there_is_a_history_of_each_main_path() -> None:
@@ -122,8 +130,12 @@ def test_c23_histories_replay_under_any_hash_seed_and_time_zone(
 
 
 async def replay_all(state: Path) -> None:
-    for path in SAVED:
-        await replay(path, state)
+    async def histories() -> AsyncIterator[WorkflowHistory]:
+        for path in SAVED:
+            yield history_of(path)
+
+    # One worker for all of them; it raises at the first that does not replay.
+    await replayer_in(state).replay_workflows(histories())
     print(f"{len(SAVED)} histories replayed")
 
 

@@ -43,6 +43,7 @@ from perdure.server import (
 from perdure.server_binary import find_binary
 from perdure.server_process import ServerRecord, free_port
 from perdure.state import FileLock, StateDir, StateError
+from tests import warm
 from tests.waiting import until
 from tests.workflows_for_tests import ACTIVITIES, WORKFLOWS, CountWorkflow, TimerWorkflow
 
@@ -203,8 +204,8 @@ os._exit(0)  # the SDK's threads may abort an interpreter that ends by itself (i
 """
 
 
-def start_user(state: StateDir, seed: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def start_user(state: StateDir, seed: int) -> warm.Popen:
+    return warm.Popen(
         [sys.executable, "-c", USER, str(seed)],
         env={**os.environ, "PERDURE_STATE_DIR": str(state.path)},
         stdout=subprocess.PIPE,
@@ -373,7 +374,7 @@ os._exit(0)
 
 
 async def test_stop_ends_a_detached_worker_first(settings: Settings) -> None:
-    worker = subprocess.Popen(  # noqa: ASYNC220
+    worker = warm.Popen(
         [sys.executable, "-c", DETACHED_WORKER],
         env={**os.environ, "PERDURE_STATE_DIR": str(settings.state.path)},
         stdout=subprocess.PIPE,

@@ -367,6 +367,7 @@ def _pool_options(start: PoolInput) -> PoolOptions:
         host_away_seconds=times.host_away_seconds or usual.host_away_seconds,
         host_gone_seconds=times.host_gone_seconds or usual.host_gone_seconds,
         starts_early=start.early,
+        rules=start.rules,
     )
 
 

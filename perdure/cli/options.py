@@ -95,6 +95,15 @@ HostOption = Annotated[
         "--host", "NAME", "This machine's name among the workers; by default its host name."
     ),
 ]
+MaxMemoryOption = Annotated[
+    str | None,
+    value_option(
+        "--max-memory",
+        "GB",
+        "Memory that the instances of environments on this host may need together; by default "
+        "PERDURE_MAX_MEMORY_GB, else as much as the machine has.",
+    ),
+]
 JsonOption = Annotated[
     bool, flag_option("--json", "One JSON document on stdout, and nothing else there.")
 ]
@@ -135,6 +144,23 @@ def seeds(values: Iterable[str]) -> dict[str, str]:
             raise OptionError(f"--seed {key}=... is given twice; leave one out")
         found[key] = text
     return found
+
+
+def max_memory(value: str | None) -> float | None:
+    """What `--max-memory` says, in GB; None: it is not given.
+
+    Raises OptionError for what is no number of GB.
+    """
+    from perdure.config import MOST_GB, gigabytes
+
+    if value is None:
+        return None
+    if (number := gigabytes(value)) is None:
+        raise OptionError(
+            f"--max-memory {value!r} is not a number of GB such as 4 or 0.5, above 0 and at most"
+            f" {MOST_GB:,}"
+        )
+    return number
 
 
 def variable_names(names: Iterable[str]) -> list[str]:

@@ -23,9 +23,11 @@ from perdure.cli.options import (
     EnvFileOption,
     HostOption,
     InheritEnvOption,
+    MaxMemoryOption,
     PassEnvOption,
     StepsOption,
     host_name,
+    max_memory,
     variable_names,
 )
 
@@ -81,6 +83,7 @@ def worker(
             help="Background jobs at a time; more of them wait.",
         ),
     ] = 64,
+    memory: MaxMemoryOption = None,
     queue: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +139,7 @@ def worker(
     set_up_logs()
     call = _Call(queue, address, host_name(host) or _own_host(), exit_with_parent, ready_fd)
     names, values = variable_names(pass_env), read_env_file(env_file)
+    most_gb = max_memory(memory)
 
     import worker as wiring
     from activities.secrets import WorkerEnvironment
@@ -163,6 +167,7 @@ def worker(
         ),
         max_instances=max_instances,
         job_slots=max_jobs,
+        max_memory_gb=most_gb or settings.max_memory_gb,
     )
     asyncio.run(_work(settings, call, options))
 

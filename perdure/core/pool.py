@@ -234,8 +234,7 @@ class Pool:
         self._look_at_hosts(now)
         self._fleet.stop_again(now)
         if self.closing is None:
-            patience = self.options.unplaceable_seconds
-            self._leasing.give_up_on_the_unplaceable(self._ledger(now), patience, now)
+            self._leasing.give_up_on_the_unplaceable(self._ledger(now), self.options, now)
             # What is ordered may change what fits: whatever is to be done is told now, since
             # nothing else may happen for a long time.
             for _ in range(ROUNDS):
@@ -248,11 +247,12 @@ class Pool:
     def wake_at(self) -> float | None:
         """When to decide at the latest, if nothing happens before; None: never."""
         silences = (self.options.host_away_seconds, self.options.host_gone_seconds)
-        patience = self.options.unplaceable_seconds
         times = [host.heard + seconds for host in self.hosts for seconds in silences]
         times += [host.crowded_until for host in self.hosts]
         times += [i.retry_at for i in self.instances if i.retry_at is not None]
-        times += [w.stuck_since + patience for w in self.queue if w.stuck_since is not None]
+        for waiter in self.queue:
+            if waiter.stuck_since is not None:
+                times += [waiter.stuck_since + seconds for seconds in self.options.patiences]
         return min((time for time in times if time > self._seen), default=None)
 
     def outstanding(self) -> list[Decision]:
@@ -348,7 +348,8 @@ class Pool:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Pool:
         """The inverse of `state`."""
-        pool = cls("", options=PoolOptions(**{"starts_early": False, **state["options"]}))
+        first = {"starts_early": False, "rules": 1}
+        pool = cls("", options=PoolOptions(**{**first, **state["options"]}))
         pool.closing = state["closing"]
         pool._seen = state["seen"]
         pool._decisions = [told.from_json(value) for value in state["decisions"]]
@@ -398,7 +399,13 @@ class Pool:
         while leases := planner.serve(self.queue).leases:
             for waiter, placement in leases:
                 self._leasing.lease(waiter, placement, now)
-                self.queue.overtake(waiter, planner.plan.lack_slots, len(self.leases))
+                self.queue.overtake(
+                    waiter,
+                    len(self.leases),
+                    host=placement.host if placement else None,
+                    lack_slots=planner.plan.lack_slots,
+                    lack_room=planner.plan.lack_room if self.options.rules >= 2 else (),
+                )
             planner = self._planner(now)  # some may be due now
         need = self._desk.need(early=self.options.starts_early)
         plan = planner.tend(self.instances, self._fleet.definitions, need, self._stock)
@@ -408,7 +415,8 @@ class Pool:
     def _planner(self, now: float) -> Planner:
         ledger = self._ledger(now)
         self.renewals.place(ledger, now)
-        return Planner(ledger, self._desk.slots(), self._desk.paused)
+        patience = self.options.unheard_seconds if self.options.rules >= 2 else None
+        return Planner(ledger, self._desk.slots(), self._desk.paused, patience=patience)
 
     def _ledger(self, now: float) -> Ledger:
         return Ledger(self.hosts, self.instances, self._fleet.definitions, now)

@@ -127,7 +127,7 @@ class Desk:
         """Refuse a request that waits: it was served, in its way."""
         name, holder = waiter.request.request_id, waiter.request.holder
         self.queue.remove(name)
-        self.queue.overtake(waiter, (), len(self.leases))
+        self.queue.overtake(waiter, len(self.leases))
         self.remember(name, holder, Ticket("refused", reason))
         self._decisions.append(Refuse(name, holder, kind, reason, list(log)))
         self.completed += 1

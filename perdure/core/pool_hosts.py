@@ -28,12 +28,14 @@ class HostFacts:
     port_range: PortRange = field(default_factory=PortRange)
     machine: str = ""
     """Hosts on one machine share its ports and its memory; empty: a machine of its own."""
+    max_gb: float | None = None
+    """Memory that all instances there may need together; None: as much as the machine has."""
 
     @classmethod
     def of(cls, beat: HostBeat) -> HostFacts:
         """Those that a worker tells."""
         within = PortRange(beat.port_low, beat.port_high)
-        return cls(beat.capacity, beat.free_gb, beat.total_gb, within, beat.machine)
+        return cls(beat.capacity, beat.free_gb, beat.total_gb, within, beat.machine, beat.max_gb)
 
 
 @dataclass

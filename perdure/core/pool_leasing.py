@@ -10,6 +10,8 @@ from perdure.core.pool_desk import Desk
 from perdure.core.pool_fleet import Failure, Fleet
 from perdure.core.pool_instances import FREE, Instance
 from perdure.core.pool_ledger import Ledger, Placement
+from perdure.core.pool_options import PoolOptions
+from perdure.core.pool_prospects import Objection
 from perdure.core.pool_requests import FAILURES_ALLOWED, Lease, Waiter
 from perdure.core.pool_stock import Stock
 
@@ -137,9 +139,9 @@ class Leasing:
         """Whether its worker is silent."""
         return now - self._fleet.hosts[host].heard >= self._host_away_seconds
 
-    def give_up_on_the_unplaceable(self, ledger: Ledger, patience: float, now: float) -> None:
+    def give_up_on_the_unplaceable(self, ledger: Ledger, options: PoolOptions, now: float) -> None:
         """Refuse those that no host could hold even if it were empty, after some patience."""
-        complaints: dict[tuple[str, ...], str | None] = {}
+        complaints: dict[tuple[str, ...], Objection | None] = {}
         for waiter in [*self._desk.queue]:
             kind = waiter.request.kind
             if kind not in complaints:
@@ -147,10 +149,14 @@ class Leasing:
             complaint = complaints[kind]
             if complaint is None:
                 waiter.stuck_since = None
-            elif waiter.stuck_since is None:
+                continue
+            if waiter.stuck_since is None:
                 waiter.stuck_since = now
-            elif now - waiter.stuck_since >= patience:
-                self._desk.refuse(waiter, "environment", complaint)
+            patience = options.patience(
+                is_lasting=complaint.is_lasting, is_bound=waiter.request.host is not None
+            )
+            if now - waiter.stuck_since >= patience:
+                self._desk.refuse(waiter, "environment", complaint.reason)
 
     def _count_failure(self, waiter: Waiter) -> bool:
         waiter.failures += 1

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from perdure.core.pool_definitions import Definition
 from perdure.core.pool_hosts import Host, Hosts
 from perdure.core.pool_instances import FREE, Instance, Instances
+from perdure.core.pool_prospects import (
+    ROUNDING_GB,
+    Objection,
+    objection,
+    too_little,
+    unplaceable,
+    wanted_ports,
+)
 from perdure.core.pool_requests import Request
-from perdure.core.problems import listed
+from perdure.core.ports import PortRange
 
 
 @dataclass
@@ -33,6 +41,8 @@ class Placement:
     """What cannot be had. Who keeps what is free keeps a place for it, too."""
     lacks_room: bool = False
     """Whether it is the host that has too little: room, memory, ports."""
+    gathers: bool = False
+    """Idle instances make room for it even where all that could would not make enough."""
     clean: int = 0
     """How many of those to use are ready."""
     reusable: int = 0
@@ -60,6 +70,7 @@ class Ledger:
         now: float,
     ) -> None:
         self.hosts = {host.name: host for host in hosts.usable}
+        self._away = [host for host in hosts if host.is_away]
         self._definitions = definitions
         self._now = now
         self._alive = instances.alive()
@@ -68,6 +79,12 @@ class Ledger:
         self._there: Counter[str] = Counter(instance.host for instance in instances)
         self._leaving: Counter[str] = Counter()
         """Stopping instances by host: room that will be there."""
+        self._leaving_ports: Counter[str] = Counter()
+        """By machine: numbers of stopping instances."""
+        self._claimed_gb: dict[str, float] = defaultdict(float)
+        """By host: what all that is there needs, stopping instances included."""
+        self._released_gb: dict[str, float] = defaultdict(float)
+        """By host: what its stopping instances need of that."""
         self._books = {name: hosts.ports(name) for name in self.hosts}
         self._ports = {
             name: self._books[name].left(host.facts.port_range, now)
@@ -90,6 +107,8 @@ class Ledger:
             machine: free + self._leaving_gb[machine] for machine, free in self._free_gb.items()
         }
         """By machine, where it is known: what were free if nothing of the pool were there."""
+        self._unsure_gb: dict[str, float] = defaultdict(float)
+        """By machine: so much more may be, since what is starting there may use it already."""
         for instance in instances:
             self._enter(instance)
         for some in self._free.values():
@@ -103,13 +122,17 @@ class Ledger:
         if host is None:
             return
         needed = self._definitions[instance.key].needed_gb
+        self._claimed_gb[host.name] += needed
         if instance.state == "stopping":
             self._leaving_gb[host.machine] += needed
+            self._leaving_ports[host.machine] += _ports_in(instance, host.facts.port_range)
+            self._released_gb[host.name] += needed
         if host.machine in self._free_gb:
             if instance.is_measured(host.heard):
                 self._most_gb[host.machine] += needed
             else:
                 self._free_gb[host.machine] -= needed
+                self._unsure_gb[host.machine] += needed
         if instance.state in ("clean", "dirty"):
             self._idle[instance.number] = instance
         if instance.state in FREE and not instance.is_retiring:
@@ -142,59 +165,66 @@ class Ledger:
 
         return max(placements, key=merit, default=None)
 
-    def where_to_keep(self, request: Request, begun_on: str | None) -> Host | None:
+    def where_to_keep(
+        self, request: Request, begun_on: str | None, *, patience: bool | None = None
+    ) -> Host | None:
         """Of the hosts that can hold a request at all: where it was begun, else the best.
 
-        None: there is none, and what it kept would be of no use.
+        None: there is none, and what it kept would be of no use. But what a host has free may be
+        told wrong for a moment, while things start and stop there. `patience`: whether a request
+        that no host can hold now stays where it was begun; None: nor does any other stay there
+        because of what is starting, and seems to use its memory twice.
         """
-        can = [host for host in self._hosts_for(request) if not self._objection(request, host)]
-        for host in can:
-            if host.name == begun_on:
+        hosts = self._hosts_for(request)
+        can = [host for host in hosts if not objection(request, host, self._most(host))]
+        for host in hosts:
+            if host.name == begun_on and (
+                host in can
+                or (patience is not None and self._may_hold(request, host, can, patience))
+            ):
                 return host
         placements = [self.place(request, host) for host in can]
         return self.hosts[max(placements, key=self._merit).host] if placements else None
 
-    def unplaceable(self, request: Request) -> str | None:
+    def _may_hold(self, request: Request, host: Host, others: list[Host], patience: bool) -> bool:
+        """Whether a host that has too little memory for a request may turn out to have enough."""
+        if not others:
+            return patience and objection(request, host, math.inf) is None
+        most = self._most(host) + self._unsure_gb[host.machine]
+        return objection(request, host, most) is None
+
+    def unplaceable(self, request: Request) -> Objection | None:
         """Why no host could hold a request even if it were empty; None: one could.
 
         None, too, if no host is there.
         """
-        objections = [self._objection(request, host) for host in self._hosts_for(request)]
-        return objections[0] if objections and all(objections) else None
+        hosts = self._hosts_for(request)
+        away = [host for host in self._away if request.host in (None, host.name)]
+        return unplaceable(request, hosts, away, self._most)
 
     def _hosts_for(self, request: Request) -> list[Host]:
         """Those that will do."""
         only = request.host
         return [host for name, host in self.hosts.items() if only is None or name == only]
 
-    def _objection(self, request: Request, host: Host) -> str | None:
-        """Why a host could not hold a request even if all that is there were gone."""
-        wanted, facts = request.environments, host.facts
-        who = f"environment{'s' if len(wanted) > 1 else ''} {listed(request.names)}"
-        if facts.capacity is not None and len(wanted) > facts.capacity:
-            return (
-                f"{who}: {host.name} takes {facts.capacity} at a time, and {len(wanted)} are needed"
-                " at once; raise --max-instances of its worker"
-            )
-        ports = sum(port in facts.port_range for some in wanted for port in _wanted(some))
-        if ports > len(facts.port_range):
-            return (
-                f"{who}: {host.name} has {len(facts.port_range)} ports to give, and {ports} are"
-                " needed; widen DT_PORT_RANGE"
-            )
-        have = self._most_gb.get(host.machine, math.inf)
-        for definition in wanted:
-            if have < definition.demanded_gb + definition.reserve_gb(facts.total_gb):
-                return f"environment {definition.name}: {_too_little(host, have, definition)}"
-            have -= definition.needed_gb
-        return None
+    def _most(self, host: Host) -> float:
+        return self._most_gb.get(host.machine, math.inf)
+
+    def is_within(self, seconds: float, since: float | None) -> bool:
+        """Whether something began less than so long ago, or not at all."""
+        return since is None or self._now - since < seconds
 
     def _merit(self, placement: Placement) -> tuple[int, int, float]:
         free = self._free_memory(self.hosts[placement.host])
         return placement.reusable, len(placement.use), free
 
     def _free_memory(self, host: Host) -> float:
-        return self._free_gb.get(host.machine, 0.0)
+        """What its instances can still have: of the machine's memory, and of its own share."""
+        free, most = self._free_gb.get(host.machine), host.facts.max_gb
+        if most is None:
+            return free or 0.0
+        share = most - self._claimed_gb[host.name]
+        return share if free is None else min(free, share)
 
     def best_start(self, definition: Definition) -> Host | None:
         """Where one more can be started now with nothing evicted; None: nowhere."""
@@ -205,9 +235,12 @@ class Ledger:
                 return host
         return None
 
-    def place(self, request: Request, host: Host) -> Placement:
-        """How a request could be served on a host; what it lacks is told."""
-        placement = Placement(host.name)
+    def place(self, request: Request, host: Host, *, gathers: bool = False) -> Placement:
+        """How a request could be served on a host; what it lacks is told.
+
+        `gathers`: idle instances make room even where all that could would not make enough.
+        """
+        placement = Placement(host.name, gathers=gathers)
         new: list[Definition] = []
         for definition in request.environments:
             if some := self._free.get((host.name, definition.key)):
@@ -227,8 +260,9 @@ class Ledger:
             self._seat(definition, placement),
             self._engine(host),
             self._room(host, len(started) + 1, placement),
+            self._share(definition, host, started, placement),
             self._memory(definition, host, started, placement),
-            self._port_numbers(definition, host, started),
+            self._port_numbers(definition, host, started, placement),
         ]
         if lacks := [answer for answer in answers if isinstance(answer, str)]:
             placement.lacks.append(lacks[0])
@@ -269,8 +303,37 @@ class Ledger:
             return False
         return f"{host.name} takes {capacity} instances, none of them free"
 
+    def _share(
+        self,
+        definition: Definition,
+        host: Host,
+        started: list[Definition],
+        placement: Placement,
+    ) -> bool | str:
+        """Of the memory that the host's worker may give."""
+        most = host.facts.max_gb
+        if most is None:
+            return True
+        have = most + ROUNDING_GB - self._claimed_gb[host.name]
+        have -= sum(other.needed_gb for other in started)
+        need = definition.needed_gb
+        if have >= need:
+            return True
+        leaving = self._released_gb[host.name]
+        if self._evict_gb(need, have + leaving, placement, {host.name}):
+            return False
+        return (
+            f"{host.name} may give {most:g} GB of memory in all, and has {max(0.0, have):.1f} GB of"
+            f" it left for {definition.name}, which needs {need:g} GB; raise --max-memory of its"
+            " worker, or lower memory_gb in env.yaml"
+        )
+
     def _memory(
-        self, definition: Definition, host: Host, started: list[Definition], placement: Placement
+        self,
+        definition: Definition,
+        host: Host,
+        started: list[Definition],
+        placement: Placement,
     ) -> bool | str:
         free = self._free_gb.get(host.machine)
         if free is None:
@@ -279,31 +342,58 @@ class Ledger:
         need = definition.demanded_gb + definition.reserve_gb(host.facts.total_gb)
         if have >= need:
             return True
-        on_machine = [name for name, h in self.hosts.items() if h.machine == host.machine]
         leaving = self._leaving_gb[host.machine]
-        leaving += sum(self._gb(i) for i in placement.evicts if i.host in on_machine)
+        on_machine = self._hosts_beside(host)
+        if self._evict_gb(need, have + leaving, placement, on_machine):
+            return False
+        return too_little(host, have, definition)
+
+    def _evict_gb(self, need: float, have: float, placement: Placement, hosts: set[str]) -> bool:
+        """Add evictions on some hosts until there is enough memory; False: there never is."""
+        have += sum(self._gb(i) for i in placement.evicts if i.host in hosts)
         evicts: list[Instance] = []
         for instance in self._evictable(placement):
-            if have + leaving + sum(map(self._gb, evicts)) >= need:
+            if have + sum(map(self._gb, evicts)) >= need:
                 break
-            if instance.host in on_machine:
+            if instance.host in hosts:
                 evicts.append(instance)
-        if have + leaving + sum(map(self._gb, evicts)) >= need:
+        is_enough = have + sum(map(self._gb, evicts)) >= need
+        if is_enough or placement.gathers:
             placement.evicts += evicts
-            return False
-        return _too_little(host, have, definition)
+        return is_enough
 
     def _port_numbers(
-        self, definition: Definition, host: Host, started: list[Definition]
+        self,
+        definition: Definition,
+        host: Host,
+        started: list[Definition],
+        placement: Placement,
     ) -> bool | str:
-        within = host.facts.port_range
-        wanted = [port for other in [*started, definition] for port in _wanted(other)]
-        if self._books[host.name].needed(wanted, within) <= self._ports[host.name]:
+        within, book = host.facts.port_range, self._books[host.name]
+        wanted = [port for other in [*started, definition] for port in wanted_ports(other)]
+        short = book.needed(wanted, within) - self._ports[host.name]
+        if short <= 0:
             return True
+        if placement.gathers:
+            hosts = self._hosts_beside(host)
+            coming = self._leaving_ports[host.machine]
+            coming += sum(_ports_in(i, within) for i in placement.evicts if i.host in hosts)
+            for instance in self._evictable(placement):
+                if coming >= short:
+                    break
+                if instance.host in hosts and (freed := _ports_in(instance, within)):
+                    placement.evicts.append(instance)
+                    coming += freed
+            if coming >= short:
+                return False
         return (
             f"{host.name} has no port left for {definition.name} in {within.low}-{within.high};"
             " widen DT_PORT_RANGE"
         )
+
+    def _hosts_beside(self, host: Host) -> set[str]:
+        """All that are on the same machine."""
+        return {name for name, other in self.hosts.items() if other.machine == host.machine}
 
     def _evict(self, count: int, placement: Placement, suits: Callable[[Instance], bool]) -> bool:
         """Add so many evictions, or none at all."""
@@ -337,12 +427,23 @@ class Ledger:
             self.take(instance)
         for definition in [*placement.starts, *placement.later, *placement.missing]:
             self.start(definition, host)
+            if placement.gathers:  # what it lacks must not be taken by way of another host
+                self._keep_ports(definition, host)
         for instance in placement.evicts:
             self._ending[instance.environment] += 1
             self._leaving[instance.host] += 1
             if instance.host in self.hosts:
-                machine = self.hosts[instance.host].machine
-                self._leaving_gb[machine] += self._gb(instance)
+                where = self.hosts[instance.host]
+                self._leaving_gb[where.machine] += self._gb(instance)
+                within = where.facts.port_range
+                self._leaving_ports[where.machine] += _ports_in(instance, within)
+                self._released_gb[where.name] += self._gb(instance)
+
+    def _keep_ports(self, definition: Definition, host: Host) -> None:
+        """As `start`, for the other hosts of its machine."""
+        for name in self._hosts_beside(host) - {host.name}:
+            within = self.hosts[name].facts.port_range
+            self._ports[name] -= self._books[name].needed(wanted_ports(definition), within)
 
     def take(self, instance: Instance) -> None:
         """It is reserved, or on its way out."""
@@ -355,19 +456,11 @@ class Ledger:
         self._alive[definition.name] += 1
         self._there[host.name] += 1
         within = host.facts.port_range
-        self._ports[host.name] -= self._books[host.name].needed(_wanted(definition), within)
+        self._claimed_gb[host.name] += definition.needed_gb
+        self._ports[host.name] -= self._books[host.name].needed(wanted_ports(definition), within)
         if host.machine in self._free_gb:
             self._free_gb[host.machine] -= definition.needed_gb
 
 
-def _wanted(definition: Definition) -> list[int]:
-    return [port.wanted for port in definition.environment.ports.values()]
-
-
-def _too_little(host: Host, have_gb: float, definition: Definition) -> str:
-    reserve = definition.reserve_gb(host.facts.total_gb)
-    return (
-        f"{host.name} has {have_gb:.1f} GB of memory free for {definition.name}, which needs"
-        f" {definition.demanded_gb:g} GB beside the reserve of {reserve:g} GB; free some, or lower"
-        " memory_gb or the reserve_gb of memory in env.yaml"
-    )
+def _ports_in(instance: Instance, within: PortRange) -> int:
+    return sum(port in within for port in instance.ports.values())

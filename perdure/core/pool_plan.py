@@ -48,8 +48,8 @@ class Plan:
     """By key: instances that requests start, now or when others are gone."""
     robbed: list[tuple[str, Waiter]] = field(default_factory=list)
     """Requests that lose what was made ready for them, each with the one that causes it."""
-    lacks_room: bool = False
-    """True: some request finds no room on a host."""
+    lack_room: set[tuple[str, ...]] = field(default_factory=set)
+    """Kinds of requests that find no room on a host."""
     lacking: set[str] = field(default_factory=set)
     """Environments of requests that cannot be served yet, though they have a slot."""
 
@@ -58,10 +58,20 @@ class Planner:
     """Makes one plan."""
 
     def __init__(
-        self, ledger: Ledger, slots: Mapping[str, float], paused: Container[str] = ()
+        self,
+        ledger: Ledger,
+        slots: Mapping[str, float],
+        paused: Container[str] = (),
+        *,
+        patience: float | None = None,
     ) -> None:
-        """`paused` are suites that get nothing now, and keep nothing from others."""
+        """`paused` are suites that get nothing now, and keep nothing from others.
+
+        `patience`: a due request keeps room that is not enough yet, too, and so many seconds what
+        it has begun to keep where no host seems to hold it; None: it does neither.
+        """
         self._ledger = ledger
+        self._patience = patience
         self._paused = paused
         self._slots = dict(slots)
         """By suite: leases that it may still have; absent: any number."""
@@ -128,7 +138,8 @@ class Planner:
             self._reserve(placement, waiter)
         if not (fits and has_slot):
             if has_slot and placement:
-                self.plan.lacks_room |= placement.lacks_room
+                if placement.lacks_room:
+                    self.plan.lack_room.add(request.kind)
                 self.plan.lacking.update(request.names)
             return False
         if request.suite in self._slots:
@@ -158,8 +169,12 @@ class Planner:
             return None
         if best.fits:
             return best
-        host = self._ledger.where_to_keep(waiter.request, waiter.host)
-        return self._ledger.place(waiter.request, host) if host else None
+        if self._patience is None:  # the first rules
+            host = self._ledger.where_to_keep(waiter.request, waiter.host)
+            return self._ledger.place(waiter.request, host) if host else None
+        is_patient = self._ledger.is_within(self._patience, waiter.stuck_since)
+        host = self._ledger.where_to_keep(waiter.request, waiter.host, patience=is_patient)
+        return self._ledger.place(waiter.request, host, gathers=True) if host else None
 
     def _reserve(self, placement: Placement, waiter: Waiter) -> None:
         request_id = waiter.request.request_id
@@ -207,7 +222,7 @@ class Planner:
             wanted = max(needed, stock.standing.get(key, 0)) - self.plan.coming[key]
             stays = key in stock.kept and (needed > 0 or not stock.is_outdated(definition))
             self._tend_free(some, wanted, stays, definition.is_resettable)
-        if not self.plan.lacks_room:  # what is started ahead must not stand in anybody's way
+        if not self.plan.lack_room:  # what is started ahead must not stand in anybody's way
             self._start_ahead(instances, definitions, need, stock)
         return self.plan
 

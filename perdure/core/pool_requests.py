@@ -5,12 +5,15 @@ used again, then by turn. The turn is the arrival, but for requests of one suite
 other's turns, so that they come in the order of its list, however they arrived (P24). So a request
 may be overtaken by ones that came later. It *is* when a later one gets an instance of an
 environment that it waits for, too, or a slot of its suite that is all that it lacks, or the place
-of an instance that was being made ready for it.
+of an instance that was being made ready for it, or, while no host has room for it, an instance of
+whatever environment on a host that would do for it.
 
 After `OVERTAKES_PER_LEASE` times for each lease in use (for two at least, and `OVERTAKES_AT_MOST`
 times at most) it is *due*: due requests come first, in order of arrival. The first of those that
 want an environment keeps whatever is free of what it needs, so no later one gets the last instance
-that it could use. One instance of each environment may stand idle for that.
+that it could use. One instance of each environment may stand idle for that. All of it is kept on
+one host, and where that has too little room whatever becomes idle there gives up its own, so that
+it is served when the leases that are there are over, at the latest.
 """
 
 from __future__ import annotations
@@ -191,10 +194,19 @@ class Queue:
             kinds.setdefault(waiter.request.kind, []).append(waiter)
         return kinds
 
-    def overtake(self, by: Waiter, lack_slots: Container[tuple[str, ...]], leases: int) -> None:
-        """`by` is served: whoever came before it and wants the same was overtaken.
+    def overtake(
+        self,
+        by: Waiter,
+        leases: int,
+        *,
+        host: str | None = None,
+        lack_slots: Container[tuple[str, ...]] = (),
+        lack_room: Container[tuple[str, ...]] = (),
+    ) -> None:
+        """`by` is served, on `host`: whoever came before it and wants the same was overtaken.
 
-        `lack_slots` are the kinds of requests that wait for a slot of their suite alone.
+        `lack_slots` are the kinds of requests that wait for a slot of their suite alone, and
+        `lack_room` those for which no host has room.
         """
         names, suite = set(by.request.names), by.request.suite
         allowed = overtakes_allowed(leases, self._overtakes_per_lease)
@@ -203,6 +215,7 @@ class Queue:
             if waiter.arrival < by.arrival and (
                 not names.isdisjoint(request.names)
                 or (request.suite == suite and request.kind in lack_slots)
+                or (host and request.host in (None, host) and request.kind in lack_room)
             ):
                 self._put_off(waiter, allowed)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.core.pool import Pool
+from perdure.core.pool_hosts import Host
 from perdure.core.pool_instances import PUBLIC_STATES
 
 
@@ -54,7 +55,8 @@ def view(pool: Pool) -> dict[str, Any]:
                 "away": host.is_away,
                 "heard": host.heard,
                 "capacity": host.facts.capacity,
-                "free_gb": host.facts.free_gb,
+                "free_gb": _free_gb(pool, host),
+                "max_gb": host.facts.max_gb,
                 "instances": len(pool.instances.on(host.name)),
             }
             for host in sorted(pool.hosts, key=lambda host: host.name)
@@ -113,6 +115,16 @@ def view(pool: Pool) -> dict[str, Any]:
             for waiter in sorted(pool.queue, key=lambda waiter: waiter.arrival)
         ],
     }
+
+
+def _free_gb(pool: Pool, host: Host) -> float | None:
+    """As it was measured, or as much as is left of what the host's worker may give."""
+    free, most = host.facts.free_gb, host.facts.max_gb
+    if most is None:
+        return free
+    there = pool.instances.on(host.name)
+    left = max(0.0, most - sum(pool.definition(i.key).needed_gb for i in there))
+    return left if free is None else min(free, left)
 
 
 def _task_of(pool: Pool, request_id: str | None) -> str | None:

@@ -19,6 +19,7 @@ from unittest import mock
 from perdure.cli import status_of
 from perdure.config import Settings
 from perdure.server import Server, status, users
+from tests import warm
 from tests.waiting import HASTY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,7 +38,8 @@ class CommandLine:
     folder: Path
     python: tuple[str, ...] = (sys.executable,)
     within: bool = False
-    """Whether calls are made in the test's process, which has imported everything already."""
+    """Whether calls are made in the test's process, which has imported everything already; what is
+    started beside it is a copy of one that has, too."""
 
     def environment(self, **more: str) -> dict[str, str]:
         """What the process sees: nothing of the tester's own settings."""
@@ -71,6 +73,7 @@ class CommandLine:
         with (
             mock.patch.dict(os.environ, self.environment(**more), clear=True),
             mock.patch.object(sys, "argv", ["perdure", *arguments]),
+            warm.workers(),
             contextlib.chdir(self.folder),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -92,7 +95,9 @@ class CommandLine:
         self, *arguments: str | Path, stdin: int = subprocess.DEVNULL, **more: str
     ) -> subprocess.Popen[str]:
         """Begin a command, in a process group of its own."""
-        return subprocess.Popen(
+        is_usual = self.python == (sys.executable,)
+        begin = warm.Popen if self.within and is_usual else subprocess.Popen
+        return begin(
             [*self.python, "-m", "perdure", *map(str, arguments)],
             cwd=self.folder,
             env=self.environment(**more),

@@ -98,6 +98,16 @@ def test_a_wrong_option_of_run_is_named_and_nothing_is_started(
     assert not (task.parent / "state").exists()
 
 
+@pytest.mark.parametrize("value", ["", "much", "0", "-1", "nan", "inf", "1e3", "4 GB", "9" * 9])
+def test_a_wrong_amount_of_memory_is_named_and_no_worker_is_started(
+    task: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(["worker", "--max-memory", value]) == 2
+    error = capsys.readouterr().err
+    assert f"--max-memory {value!r} is not a number of GB such as 4 or 0.5" in error
+    assert not (task.parent / "state").exists()
+
+
 @pytest.mark.parametrize("command", [["run"], ["validate"], ["tasks", "put"]])
 def test_an_empty_path_is_not_the_current_folder(
     task: Path, command: list[str], capsys: pytest.CaptureFixture[str]

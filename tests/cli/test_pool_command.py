@@ -239,6 +239,7 @@ def test_a_pool_is_prepared_and_shut_down_without_any_run(page: CommandLine) -> 
     assert (again.returncode, "is not open" in again.stderr) == (2, True), again.stderr
 
 
+@pytest.mark.usefixtures("one_server")
 def test_an_environment_that_cannot_be_prepared_says_why_and_is_not_tried_for_ever(
     page: CommandLine,
 ) -> None:

@@ -102,7 +102,7 @@ def test_a_suite_runs_fails_in_part_and_goes_on_when_typed_again(
     assert lines[0].startswith("UI: http://")
     assert sorted(line[6:15] for line in lines[2:]) == ["failed   ", "succeeded"]
 
-    again = perdure.process(*call)
+    again = perdure(*call)
 
     assert again.returncode == 1
     assert "1 finished before" in again.stderr
@@ -124,28 +124,30 @@ def test_reading_commands_start_no_worker_and_files_do_without_a_server(
         assert status_of(arguments) == 0
         return capsys.readouterr().out
 
-    assert perdure("run", "good.yaml", "bad.yaml", "--suite", "s").returncode == 1
-    monkeypatch.setenv("PERDURE_STATE_DIR", str(perdure.state))
-    workers = sorted((perdure.state / "workers").iterdir())
+    with perdure.served():
+        assert perdure("run", "good.yaml", "bad.yaml", "--suite", "s").returncode == 1
+        monkeypatch.setenv("PERDURE_STATE_DIR", str(perdure.state))
+        workers = sorted((perdure.state / "workers").iterdir())
 
-    run = read("show", "s/bad")
-    assert re.search(r"^fail +command +failed +1 .*exit code 3", run, re.M)
-    assert re.search(r"^never +command +not_run", run, re.M)
-    assert "  | [bold]why" in run
-    assert str(perdure.state / "results" / "s" / "bad" / "1") in run
-    record = json.loads(read("show", "s/good", "--json"))
-    assert record["context"]["results"]["say"]["stdout"] == "hi\n"
-    listed = json.loads(read("list", "--json"))
-    assert [(suite["suite"], suite["status"]) for suite in listed] == [("s", "failed")]
-    suite = read("show", "s")
-    assert "1 of 2 succeeded, 1 failed" in suite
-    assert re.search(r"^bad +failed ", suite, re.M)
-    events = read("events", "s/bad", "--type", "step").splitlines()
-    assert ["step.started" in events[0], "step.failed" in events[1], len(events)] == [True, True, 2]
-    assert json.loads(read("gc", "--json"))["collected"] == 0
-    assert "nothing to cancel" in read("cancel", "s")
-    assert sorted((perdure.state / "workers").iterdir()) == workers
-    assert tally.read_text() == "x\n"
+        run = read("show", "s/bad")
+        assert re.search(r"^fail +command +failed +1 .*exit code 3", run, re.M)
+        assert re.search(r"^never +command +not_run", run, re.M)
+        assert "  | [bold]why" in run
+        assert str(perdure.state / "results" / "s" / "bad" / "1") in run
+        record = json.loads(read("show", "s/good", "--json"))
+        assert record["context"]["results"]["say"]["stdout"] == "hi\n"
+        listed = json.loads(read("list", "--json"))
+        assert [(suite["suite"], suite["status"]) for suite in listed] == [("s", "failed")]
+        suite = read("show", "s")
+        assert "1 of 2 succeeded, 1 failed" in suite
+        assert re.search(r"^bad +failed ", suite, re.M)
+        events = read("events", "s/bad", "--type", "step").splitlines()
+        began, failed = "step.started" in events[0], "step.failed" in events[1]
+        assert [began, failed, len(events)] == [True, True, 2]
+        assert json.loads(read("gc", "--json"))["collected"] == 0
+        assert "nothing to cancel" in read("cancel", "s")
+        assert sorted((perdure.state / "workers").iterdir()) == workers
+        assert tally.read_text() == "x\n"
 
     for file in perdure.state.glob("temporal.db*"):
         file.unlink()
@@ -235,6 +237,11 @@ def test_ctrl_c_twice_leaves_at_once_and_the_suite_goes_on_later(
 
     # It is open still, and nobody works on it: whoever looks is told so.
     suite = match[1]
+    with perdure.served():
+        looked_at_by_others(perdure, suite)
+
+
+def looked_at_by_others(perdure: CommandLine, suite: str) -> None:
     for command, state in (
         (("suite", suite), f"suite {suite}: open, but no worker serves it, 5 at once\n"),
         (("show", suite), "state    no worker\n"),

@@ -173,6 +173,7 @@ def test_a_suite_that_is_open_is_followed_without_its_limits(
     assert refused.returncode == 2, "it is closed: a new run needs them"
 
 
+@pytest.mark.usefixtures("one_server")
 def test_of_a_task_all_trials_that_run_are_cancelled_and_waiting_ones_are_told_of(
     perdure: CommandLine,
 ) -> None:

@@ -73,6 +73,12 @@ def test_a_suite_is_controlled_from_another_terminal_while_it_runs(
         "suite s: running, 1 at once, paused (go on with: perdure suite s resume)",
         "0 of 4 succeeded, 4 waiting",
     ]
+    assert run.stderr
+    before = ""
+    while "paused: nothing more" not in before:  # who follows it looks now and then
+        line = run.stderr.readline()
+        assert line, before
+        before += line
     assert ask("suite", "s", "resume")[0] == 0
     gates.await_start("d")
     assert [gates.starts(task) for task in "abc"] == [1, 0, 0], "the one that was put first runs"
@@ -84,6 +90,7 @@ def test_a_suite_is_controlled_from_another_terminal_while_it_runs(
     status, out, error = finish(run)
     assert status == 0, error
     assert "s: 4 of 4 succeeded" in out
+    error = before + error
     lines = error.splitlines()
     assert "paused: nothing more is started, running tasks go on; " in error
     assert lines.index("resumed") < lines.index("max_parallel is 4 (was 1)")
@@ -102,15 +109,16 @@ def test_a_suite_that_has_ended_has_totals_and_refuses_to_be_controlled(
     gates = Gates.of(perdure, "a", "b")
     gates.open()
     gates.spoil("b")
-    assert perdure("run", "tasks", "--suite", "s", "--repeats", "2").returncode == 1
-
     totals = ["suite s: failed", "3 of 4 succeeded, 1 failed", "pass@1 0.750, pass@2 1.000"]
-    assert ask("suite", "s") == (0, "\n".join([*totals, ""]))
-    for wish in (["pause"], ["requeue", "b"], ["--max-parallel", "2"]):
-        status, told = ask("suite", "s", *wish)
-        assert (status, "perdure retry s" in told) == (2, True), told
-    status, told = ask("suite", "ss")
-    assert (status, "did you mean 's'?" in told) == (2, True), told
+    with perdure.served():
+        assert perdure("run", "tasks", "--suite", "s", "--repeats", "2").returncode == 1
+
+        assert ask("suite", "s") == (0, "\n".join([*totals, ""]))
+        for wish in (["pause"], ["requeue", "b"], ["--max-parallel", "2"]):
+            status, told = ask("suite", "s", *wish)
+            assert (status, "perdure retry s" in told) == (2, True), told
+        status, told = ask("suite", "ss")
+        assert (status, "did you mean 's'?" in told) == (2, True), told
 
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(perdure.state / "results", elsewhere)

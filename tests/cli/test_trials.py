@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from tests.cli.support import CommandLine
 
 TALKER = """\
@@ -25,6 +27,7 @@ steps:
 """
 
 
+@pytest.mark.usefixtures("one_server")
 def test_each_trial_sees_its_own_number_and_its_log_lines_bear_its_mark(
     perdure: CommandLine,
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perdure.core.environments import Memory, Port
-from perdure.core.pool import PoolOptions
+from perdure.core.pool import Pool, PoolOptions
 from perdure.core.pool_decisions import (
     CheckInstance,
     Grant,
@@ -17,6 +19,7 @@ from perdure.core.pool_decisions import (
 )
 from perdure.core.pool_fleet import Failure
 from perdure.core.pool_hosts import HostFacts
+from perdure.core.pool_view import view
 from perdure.core.ports import PortRange
 from tests.core.pool_driver import Driver, env, granted, of
 
@@ -109,6 +112,44 @@ def test_the_memory_guard_counts_what_is_being_started() -> None:
     assert sorted(granted(driver.go(1))) == ["t", "u", "v"]
 
 
+def test_instances_of_a_host_share_what_its_worker_may_give_and_idle_ones_make_room() -> None:
+    """However much the machine has; and who waits for it holds nothing meanwhile."""
+    facts = HostFacts(free_gb=100.0, total_gb=128.0, max_gb=0.7)
+    driver = Driver(facts=facts)
+    a, b = env("a", memory_gb=0.3), env("b", memory_gb=0.4)
+    driver.ask("t", a, b)
+    driver.ask("u", a, b)
+    assert granted(driver.go()) == ["t"], "the sum fits to the last bit"
+    assert driver.pool.ticket("u").reason == (
+        "h may give 0.7 GB of memory in all, and has 0.0 GB of it left for a, which needs 0.3 GB;"
+        " raise --max-memory of its worker, or lower memory_gb in env.yaml; h may give 0.7 GB of"
+        " memory in all, and has 0.0 GB of it left for b, which needs 0.4 GB; raise --max-memory"
+        " of its worker, or lower memory_gb in env.yaml"
+    )
+    (host,) = view(driver.pool)["hosts"]
+    assert (host["free_gb"], host["max_gb"]) == (0.0, 0.7)
+    driver.ask("v", env("c", memory_gb=0.6))
+    assert granted(driver.release("t")) == ["u"], "what is there is used again"
+    assert granted(driver.release("u")) == ["v"]
+    assert driver.alive() == {"c": 1}
+
+
+def test_of_two_hosts_on_one_machine_each_gets_whole_leases_that_its_own_share_can_hold() -> None:
+    driver = Driver()
+    driver.pool.host_gone("h", driver.now)
+    for name, most in (("small", 1.0), ("large", 2.5)):
+        facts = HostFacts(free_gb=50.0, total_gb=64.0, machine="m", max_gb=most)
+        driver.pool.host_joined(name, facts, driver.now)
+    a, b = env("a", memory_gb=0.6), env("b", memory_gb=0.6)
+    for name in "tuv":
+        driver.ask(name, a, b)
+    hosts = {grant.request_id: grant.host for grant in of(Grant, driver.go())}
+    assert hosts == {"t": "large", "u": "large"}
+    driver.ask("w", a)
+    assert [(g.request_id, g.host) for g in of(Grant, driver.go())] == [("w", "small")]
+    assert [(g.request_id, g.host) for g in of(Grant, driver.release("u"))] == [("v", "large")]
+
+
 @pytest.mark.parametrize(
     ("facts", "reason", "remedy"),
     [
@@ -147,6 +188,117 @@ def test_what_no_host_can_hold_is_refused_after_some_patience(
     assert refusals[0].kind == "environment"
     assert refusals[0].reason.startswith(reason)
     assert f"; {remedy}" in refusals[0].reason
+
+
+# --- More memory than there is ----------------------------------------------------------------
+
+LARGE = env("large", memory_gb=16.0)
+EIGHT = HostFacts(free_gb=1.0, total_gb=8.0)
+
+
+def test_who_needs_more_memory_than_its_only_host_has_in_all_is_refused_at_once() -> None:
+    driver = Driver(facts=EIGHT)
+    driver.ask("t", LARGE, host="h")
+    (refusal,) = of(Refuse, driver.go())
+    assert refusal.kind == "environment"
+    assert refusal.reason == (
+        "environment large needs 16 GB of memory: h has 8.0 GB in all and a reserve of 0.8 GB;"
+        " lower memory_gb or the reserve_gb of memory in env.yaml"
+    )
+
+
+def test_environments_of_one_task_that_no_machine_holds_together_are_refused() -> None:
+    driver = Driver(facts=EIGHT)
+    driver.ask("t", env("a", memory_gb=4.0), env("b", memory_gb=4.0), host="h")
+    driver.ask("u", env("a", memory_gb=4.0), host="h")
+    (refusal,) = of(Refuse, driver.go())
+    assert refusal.request_id == "t"
+    assert refusal.reason.startswith("environments a, b need together 8 GB of memory: h has 8.0 GB")
+
+
+def test_a_request_that_any_host_would_do_for_waits_until_all_that_are_up_are_heard_of() -> None:
+    driver = Driver("h", "i", facts=EIGHT)
+    driver.pool.host_beat("i", HostFacts(max_gb=4.0), driver.now)
+    driver.ask("t", LARGE)
+    assert of(Refuse, driver.go()) == []
+    driver.pool.host_beat("h", EIGHT, driver.now + 14.0)
+    driver.pool.host_beat("i", HostFacts(max_gb=4.0), driver.now + 14.0)
+    assert of(Refuse, driver.go(14.0)) == []
+    assert driver.pool.wake_at() == driver.now + 1.0
+    (refusal,) = of(Refuse, driver.go(1.0))
+    assert refusal.reason == (
+        "environment large needs 16 GB of memory: h has 8.0 GB in all and a reserve of 0.8 GB,"
+        " i may give 4 GB in all; lower memory_gb or the reserve_gb of memory in env.yaml, or raise"
+        " --max-memory of a worker, or add a host that has more"
+    )
+
+
+def test_a_larger_host_that_joins_in_time_or_is_only_silent_is_waited_for() -> None:
+    driver = Driver(facts=EIGHT)
+    driver.ask("t", LARGE)
+    driver.go(10.0)
+    driver.pool.host_joined("large", HostFacts(free_gb=60.0, total_gb=64.0), driver.now)
+    assert [grant.host for grant in of(Grant, driver.go())] == ["large"]
+
+    driver.ask("u", LARGE)
+    for _ in range(4):
+        driver.pool.host_beat("h", EIGHT, driver.now + 10.0)
+        assert of(Refuse, driver.go(10.0)) == []
+    assert driver.pool.hosts["large"].is_away
+
+
+def test_memory_that_is_there_but_used_by_others_is_waited_for() -> None:
+    driver = Driver(facts=EIGHT)
+    driver.ask("t", env("a", memory_gb=4.0), host="h")
+    for _ in range(10):
+        driver.pool.host_beat("h", EIGHT, driver.now + 10.0)
+        assert of(Refuse, driver.go(10.0)) == []
+    driver.pool.host_beat("h", HostFacts(free_gb=7.0, total_gb=8.0), driver.now)
+    assert granted(driver.go()) == ["t"]
+
+
+@given(
+    needs=st.lists(st.sampled_from([0.25, 1.0, 3.0, 9.0]), min_size=1, max_size=3),
+    totals=st.lists(st.sampled_from([0.0, 2.0, 4.0, 16.0]), min_size=1, max_size=3),
+    shares=st.lists(st.sampled_from([None, 1.5, 8.0]), min_size=3, max_size=3),
+)
+def test_a_request_is_refused_for_want_of_memory_if_and_only_if_no_empty_host_could_hold_it(
+    needs: list[float], totals: list[float], shares: list[float | None]
+) -> None:
+    driver = Driver()
+    driver.pool.host_gone("h", driver.now)
+    suits = False
+    for number, (total, share) in enumerate(zip(totals, shares, strict=False)):
+        free = total if total else None
+        facts = HostFacts(free_gb=free, total_gb=total, max_gb=share)
+        driver.pool.host_joined(f"h{number}", facts, driver.now)
+        # Beside the reserve of a tenth; while the last one starts, 1 GB is asked for at least.
+        started = [sum(needs[:n]) + max(1.0, need) for n, need in enumerate(needs)]
+        suits |= (not total or max(started) + total / 10 <= total) and (
+            share is None or sum(needs) <= share
+        )
+    driver.ask("t", *(env(f"e{n}", memory_gb=need) for n, need in enumerate(needs)))
+    told = driver.go()
+    told += driver.go(14.9)
+    assert granted(told) == ["t"] * suits
+    assert of(Refuse, told) == []
+    for host in [*driver.pool.hosts]:
+        driver.pool.host_beat(host.name, host.facts, driver.now)
+    assert len(of(Refuse, driver.go(0.2))) == (not suits)
+
+
+def test_a_pool_of_the_first_rules_goes_on_to_be_patient() -> None:
+    driver = Driver(facts=EIGHT)
+    state = driver.pool.state()
+    del state["options"]["rules"]
+    driver.pool = Pool.from_state(state)
+    driver.ask("t", LARGE, host="h")
+    assert of(Refuse, driver.go()) == []
+    assert driver.pool.wake_at() == driver.now + PoolOptions().host_away_seconds
+    for _ in range(29):
+        driver.pool.host_beat("h", EIGHT, driver.now + 10.0)
+        assert of(Refuse, driver.go(10.0)) == []
+    assert len(of(Refuse, driver.go(10.0))) == 1
 
 
 def test_a_request_waits_while_no_host_is_there() -> None:

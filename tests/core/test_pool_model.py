@@ -8,8 +8,9 @@ event the rules are looked at in that world.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,8 +36,9 @@ from perdure.core.pool_definitions import Definition
 from perdure.core.pool_demand import Demand, EnvironmentSet
 from perdure.core.pool_fleet import Failure
 from perdure.core.pool_hosts import HostFacts
+from perdure.core.pool_instances import Instance
 from perdure.core.pool_plan import Planner
-from perdure.core.pool_requests import Request, overtakes_allowed
+from perdure.core.pool_requests import Lease, Request, overtakes_allowed
 from perdure.core.pool_view import stats, view
 from perdure.core.ports import PortRange
 from perdure.core.suite_order import PRIORITIES
@@ -109,6 +111,30 @@ class Asked:
     """Environments that it wants reset, and does not use meanwhile."""
 
 
+@dataclass
+class Room:
+    """What a host has for instances."""
+
+    places: float
+    machine_gb: float
+    share_gb: float
+
+
+@dataclass
+class Rival:
+    """A due request before a plan, of those that share environments the first one."""
+
+    request_id: str
+    had: dict[str, int]
+    """By environment: seats that were free, or held by idle instances."""
+    host: str | None
+    """Where it was begun."""
+    is_first: bool
+    """Of all that are due."""
+    room: Room | None = None
+    """Of that host, if it is the first one."""
+
+
 class WatchedPool(Pool):
     """A pool that tells when it is about to plan: what it planned before is done by then."""
 
@@ -130,6 +156,7 @@ class PoolMachine(RuleBasedStateMachine):
         free_gb=st.sampled_from([None, 3.0, 6.0]),
         overtakes=st.sampled_from([0, 1, 4]),
         machines=st.sampled_from([["one", "one"], ["one", "another"]]),
+        shares=st.lists(st.sampled_from([None, None, 1.5, 3.0]), min_size=2, max_size=2),
     )
     def begin(
         self,
@@ -139,6 +166,7 @@ class PoolMachine(RuleBasedStateMachine):
         free_gb: float | None,
         overtakes: int,
         machines: list[str],
+        shares: list[float | None],
     ) -> None:
         self.now = 1_000.0
         options = PoolOptions(unplaceable_seconds=60.0, overtakes_per_lease=overtakes)
@@ -149,8 +177,10 @@ class PoolMachine(RuleBasedStateMachine):
         }
         self.max_parallel = {f"s{n}": most for n, most in enumerate(suites)}
         self.facts = {
-            name: HostFacts(capacity, free_gb, 5.0, PortRange(8000, 8011), machine)
-            for name, capacity, machine in zip(HOSTS, capacities, machines, strict=True)
+            name: HostFacts(capacity, free_gb, 6.0, PortRange(8000, 8011), machine, share)
+            for name, capacity, machine, share in zip(
+                HOSTS, capacities, machines, shares, strict=True
+            )
         }
         self.up: dict[int, Up] = {}
         self.gone: dict[int, Decision] = {}
@@ -199,6 +229,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.facts["h1"].free_gb,
                 self.pool.options.overtakes_per_lease,
                 [facts.machine for facts in self.facts.values()],
+                [facts.max_gb for facts in self.facts.values()],
             )
 
     def teardown(self) -> None:
@@ -258,7 +289,7 @@ class PoolMachine(RuleBasedStateMachine):
         machine = self.facts[name].machine
         return [up for up in self.up.values() if self.facts[up.host].machine == machine]
 
-    def _gb(self, some: list[Up]) -> float:
+    def _gb(self, some: Iterable[Up | Instance]) -> float:
         return sum(self.pool.definition(up.key).needed_gb for up in some)
 
     def _pass_time(self, pick: int) -> None:
@@ -565,8 +596,10 @@ class PoolMachine(RuleBasedStateMachine):
             for port in up.ports.values()
         )
         for name, facts in self.facts.items():
-            used = self._gb(self._on_machine(name))
-            assert facts.free_gb is None or used <= facts.free_gb - 0.5, "the reserve is kept"
+            used_gb = self._gb(self._on_machine(name))
+            assert facts.free_gb is None or used_gb <= facts.free_gb - 0.5, "the reserve is kept"
+            given_gb = self._gb([up for up in self.up.values() if up.host == name])
+            assert facts.max_gb is None or given_gb <= facts.max_gb + 1e-6, "the share is kept"
         doing = {n: i.state for n, i in ((i.number, i) for i in self.pool.instances)}
         assert set(doing) == set(self.up), "the pool knows all that is up, and nothing else"
         assert all(count == 1 for count in ports.values()), "ports are unique on a machine"
@@ -576,15 +609,31 @@ class PoolMachine(RuleBasedStateMachine):
         )
         json.dumps(view(self.pool))
 
-    def _due_before(self) -> list[tuple[str, dict[str, int]]]:
+    def _due_before(self) -> list[Rival]:
         """The first due request of those that share environments, and what is free for it."""
-        first: list[tuple[str, dict[str, int]]] = []
+        first: list[Rival] = []
         seen: set[str] = set()
         for waiter in sorted(self.pool.queue, key=lambda waiter: waiter.arrival):
             if waiter.is_due and seen.isdisjoint(waiter.request.names):
                 seen.update(waiter.request.names)
-                first.append((waiter.request.request_id, self._had(waiter.request)))
+                had = self._had(waiter.request)
+                first.append(Rival(waiter.request.request_id, had, waiter.host, not first))
+        for rival in first[:1]:
+            if rival.host in self.facts:
+                rival.room = self._room(rival.host)
         return first
+
+    def _room(self, name: str) -> Room:
+        """What nobody uses on a host."""
+        facts = self.facts[name]
+        busy = [i for i in self.pool.instances if i.state in BUSY]
+        here = [i for i in busy if i.host == name]
+        beside = [i for i in busy if self.facts[i.host].machine == facts.machine]
+        return Room(
+            math.inf if facts.capacity is None else facts.capacity - len(here),
+            math.inf if facts.free_gb is None else facts.free_gb - self._gb(beside),
+            math.inf if facts.max_gb is None else facts.max_gb - self._gb(here),
+        )
 
     def _had(self, request: Request) -> dict[str, int]:
         """Of each of its environments, how many seats are free or held by idle instances."""
@@ -601,34 +650,50 @@ class PoolMachine(RuleBasedStateMachine):
         return counts
 
     def _keep_the_bound(self) -> None:
-        """No later request takes the last instance that a due one waits for.
+        """No later request takes the last instance that a due one waits for, nor the room for it
+        on the host where it is kept.
 
         Looked at after each plan, since what one plan grants may make an earlier request due: the
         next plan keeps for that one instead.
         """
         rivals, old = self.rivals, self.leases_of_old
         self.rivals, self.leases_of_old = self._due_before(), {*self.pool.leases}
-        for request_id, before in rivals:
-            waiter = self.pool.queue.get(request_id)
-            if waiter is None or len({h.machine for h in self.pool.hosts.usable}) == 0:
+        usable = {host.name for host in self.pool.hosts.usable}
+        new = [lease for name, lease in self.pool.leases.items() if name not in old]
+        for rival in rivals:
+            waiter = self.pool.queue.get(rival.request_id)
+            if waiter is None or waiter.request.host not in usable | {None} or not usable:
                 continue
             if waiter.stuck_since is not None:
                 continue  # what it needs is nowhere, so nothing is kept for it
-            if len(self.pool.hosts.usable) > 1:
-                continue  # what is free on another host is no good to it
-            if waiter.request.host not in (None, self.pool.hosts.usable[0].name):
-                continue
             if waiter.request.suite in self.paused:
                 continue  # it keeps nothing from others
-            taken = {
-                name
-                for lease_id, lease in self.pool.leases.items()
-                if lease_id not in old and lease.waiter.arrival > waiter.arrival
-                for name in lease.request.names
-            }
+            later = [lease for lease in new if lease.waiter.arrival > waiter.arrival]
+            taken = {name for lease in later for name in lease.request.names}
             for name, count in self._had(waiter.request).items():
-                is_safe = name not in taken or count >= min(1, before[name])
-                assert is_safe, f"{name} was taken from {request_id}"
+                is_safe = name not in taken or count >= min(1, rival.had[name])
+                assert is_safe, f"{name} was taken from {rival.request_id}"
+            if rival.is_first and rival.host == waiter.host and rival.host in usable:
+                self._keep_room(rival, waiter.request, new)
+
+    def _keep_room(self, rival: Rival, request: Request, new: list[Lease]) -> None:
+        """Whatever becomes free where the first due request is begun is kept until it suffices."""
+        assert rival.host
+        assert rival.room
+        machine = self.facts[rival.host].machine
+        there = [lease for lease in new if lease.host and self.facts[lease.host].machine == machine]
+        instances = [self.pool.instances[number] for each in there for number in each.instances]
+        here = [instance for instance in instances if instance.host == rival.host]
+        before, names = rival.room, len(request.names)
+        places = before.places - len(here)
+        assert places >= min(before.places, names), f"{rival.request_id} lost its place"
+        needed_gb = sum(definition.needed_gb for definition in request.environments) - 1e-6
+        machine_gb = before.machine_gb - self._gb(instances)
+        is_safe = machine_gb >= min(before.machine_gb, needed_gb)
+        assert is_safe, f"{rival.request_id} lost the machine's memory"
+        share_gb = before.share_gb - self._gb(here)
+        is_safe = share_gb >= min(before.share_gb, needed_gb)
+        assert is_safe, f"{rival.request_id} lost its host's memory"
 
     # --- Help -------------------------------------------------------------------------------
 

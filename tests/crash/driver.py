@@ -18,7 +18,8 @@ from activities.places import RunPlace
 from activities.supervise import FAULT, read_exit
 from perdure.config import Settings
 from perdure.messages import StepOutcome
-from perdure.server import status
+from perdure.server import users
+from perdure.server_process import ServerRecord
 from tests.cli.support import CommandLine
 from tests.crash.suite_of_twenty import SuiteOfTwenty, Work
 
@@ -87,6 +88,8 @@ class Driver:
         self._chance = chance
         self._works = {work.name: work for work in suite.works}
         self._settings = Settings.from_env({"PERDURE_STATE_DIR": str(perdure.state)})
+        self._over: set[str] = set()
+        """Steps that were seen to be at their last end, and heard of: they stay so."""
         self._run: subprocess.Popen[bytes] | None = None
 
     # --- The command ------------------------------------------------------------------------
@@ -136,8 +139,10 @@ class Driver:
     def look(self) -> Sight:
         """Look at all files, outcomes last: what is seen to be unheard is so."""
         lines = self.suite.all_lines()
-        running, ended, unheard = set(), set(), set()
+        running, ended, unheard = set(), set[str](), set()
         for name, left in lines.items():
+            if name in self._over:
+                continue
             work, last = self._works[name], left[-1]
             if self.has_end(work, last.attempt):
                 if self._outcome(work, last.attempt) is None:
@@ -148,7 +153,8 @@ class Driver:
             elif last.what == "start":
                 running.add(name)
         starts = {n: sum(x.what == "start" for x in left) for n, left in lines.items()}
-        return Sight(frozenset(ended), frozenset(unheard), frozenset(running), starts)
+        self._over |= ended - unheard
+        return Sight(frozenset(ended | self._over), frozenset(unheard), frozenset(running), starts)
 
     def has_end(self, work: Work, attempt: int) -> bool:
         """Whether an attempt came to its own end, and a file says so."""
@@ -170,33 +176,35 @@ class Driver:
         trial = self._perdure.state / "runs" / SUITE / work.task / "1"
         return [RunPlace(path) for path in trial.glob("*")]
 
-    def _children(self, word: str) -> list[psutil.Process]:
-        """The command's own processes that are called so."""
+    def _child(self, pid: int | None) -> psutil.Process | None:
+        """The process, if it is the command's own."""
         assert self._run
         with suppress(psutil.Error):
-            return [p for p in psutil.Process(self._run.pid).children() if word in _argv(p)]
-        return []
+            process = psutil.Process(pid) if pid else None
+            if process and process.ppid() == self._run.pid:
+                return process
+        return None
 
     def _worker(self) -> psutil.Process | None:
         """The worker that serves."""
-        for process in self._children("worker"):
-            for log in (self._perdure.state / "workers").glob(f"*.{process.pid}.log"):
-                if "serving queue" in log.read_text():
-                    return process
+        for user in users(self._settings.state):
+            for log in (self._perdure.state / "workers").glob(f"*.{user.pid}.log"):
+                if "serving queue" in log.read_text() and (worker := self._child(user.pid)):
+                    return worker
         return None
 
     def _server(self) -> psutil.Process | None:
         """The server, once it is ready."""
-        pid = status(self._settings.state).pid
-        return next((p for p in self._children("start-dev") if p.pid == pid), None)
+        record = ServerRecord.read(self._settings.state)
+        return self._child(record.pid) if record and record.alive else None
 
     # --- Killing ----------------------------------------------------------------------------
 
     def kill(self, kind: Kind, aim: Aim, after_ends: int) -> Kill:
         """Wait for `after_ends` steps to end and then for the moment, and kill."""
-        goal = self.suite.count("end") + after_ends
+        goal = self.suite.ends() + after_ends
         self.suite.allow(after_ends)
-        self._wait(lambda: self.suite.count("end") >= goal, f"{after_ends} steps end")
+        self._wait(lambda: self.suite.ends() >= goal, f"{after_ends} steps end")
         self._wait(lambda: self._worker() and self._server(), "worker and server are there")
         if aim == "any moment":
             time.sleep(self._chance.uniform(0, 0.5))

@@ -45,6 +45,7 @@ class OwnEngine:
         self._process: subprocess.Popen[bytes] | None = None
         # With no bridge at all, dockerd would remove that of the machine's own engine.
         self._bridge = f"pd{token_hex(4)}"
+        self._address = f"10.214.{randbelow(256)}.1/24"
 
     @property
     def variables(self) -> dict[str, str]:
@@ -93,10 +94,9 @@ class OwnEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make_bridge(self) -> None:
-        address = f"10.214.{randbelow(256)}.1/24"
         for words in (
             ("link", "add", self._bridge, "type", "bridge"),
-            ("address", "add", address, "dev", self._bridge),
+            ("address", "replace", self._address, "dev", self._bridge),
             ("link", "set", self._bridge, "up"),
         ):
             done = subprocess.run(["ip", *words], capture_output=True, text=True)

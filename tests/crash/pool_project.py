@@ -27,7 +27,7 @@ services:
     ports: ["${SHOP_PORT}:8000"]
     healthcheck:
       test: ["CMD", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1:8000/"]
-      interval: 1s
+      interval: 2s
       timeout: 2s
       retries: 300
 """

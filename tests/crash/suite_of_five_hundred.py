@@ -14,11 +14,13 @@ from tests.crash.draw import BROKEN, DRAWN, KINDS, SHAKY, SLOW, share
 
 TASKS = 500
 EDITED = 25
-REPEATED = 24
+REPEATED = 12
 """Tasks of three trials each."""
 SLOW_SECONDS = 0.3
+HEARTBEAT_SECONDS = 4.0
+"""Less than the usual: a step whose worker was killed goes on so much sooner."""
 
-_MANNERS = [DRAWN] * 80 + [SHAKY] * 8 + [BROKEN] * 2 + [SLOW] * 2 + list(KINDS) * 4
+_MANNERS = [DRAWN] * 80 + [SHAKY] * 5 + [BROKEN] * 2 + [SLOW] * 2 + list(KINDS) * 4
 
 
 class SuiteOfFiveHundred:
@@ -68,6 +70,7 @@ class SuiteOfFiveHundred:
             "chance": chance.choice([0.3, 0.6, 0.9, 1.0]),
             "folder": str(self._marks),
             "manner": chance.choice(_MANNERS),
+            "heartbeat_timeout": HEARTBEAT_SECONDS,
             "depends_on": [],
         }
         if draw["manner"] == SLOW:
@@ -84,6 +87,7 @@ class SuiteOfFiveHundred:
                     "type": "command",
                     "command": f"printf %s '{usage}' > $PERDURE_OUTPUT",
                     "limit": "openai",
+                    "heartbeat_timeout": HEARTBEAT_SECONDS,
                 },
             )
             draw["depends_on"] = ["pay"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import work
-from tests.crash.work import FAILS, FAILS_ONCE, PLAIN, STRAGGLER, WAITS, Line, lines_of
+from tests.crash.work import FAILS, FAILS_ONCE, PLAIN, STRAGGLER, WAITS, Line, ends_in, lines_of
 
 TASKS = 20
 HEARTBEAT_SECONDS = 1.5
@@ -63,7 +63,7 @@ class SuiteOfTwenty:
     def allow(self, ends: int) -> None:
         """Let so many more steps end: the suite must not be over before all is killed that is to
         be, however slow the machine makes the killer."""
-        allowed = self.count("end") + ends
+        allowed = self.ends() + ends
         if allowed > self._allowed:
             self._allowed = allowed
             draft = self.effects / "draft"
@@ -83,9 +83,9 @@ class SuiteOfTwenty:
         found = {file.name: self.lines(file.name) for file in (self.effects / "lines").iterdir()}
         return {name: lines for name, lines in found.items() if lines}
 
-    def count(self, what: str) -> int:
-        """How many lines of a kind there are by now."""
-        return sum(line.what == what for lines in self.all_lines().values() for line in lines)
+    def ends(self) -> int:
+        """How many ends the steps have come to by now."""
+        return ends_in(self.effects)
 
     # --- Documents --------------------------------------------------------------------------
 

@@ -20,8 +20,10 @@ from tests.crash.suite_of_five_hundred import SuiteOfFiveHundred
 
 SUITE = "big"
 PATIENCE_SECONDS = 240.0
-EVERY = 8
+EVERY = 16
 """Of so many tasks, one is run in peace, too: to see that an undisturbed run ends as drawn."""
+ENDS = 30
+"""So many trials end before each kill."""
 LIMITS = [
     *("--max-parallel", "20", "--limit", "openai=4", "--task-timeout", "2m"),
     *("--max-failures", "95%", "--max-cost", "100000", "--retry-infrastructure", "1"),
@@ -136,15 +138,15 @@ def test_a_suite_of_five_hundred_killed_and_edited_ends_as_one_left_in_peace(
         # The documents differ in their folders' names alone, so that each has marks of its own.
         disturbed.start()
         for what in ("worker", "whole run", "start-dev"):
-            disturbed.await_ends(60)
+            disturbed.await_ends(ENDS)
             disturbed.kill(what)
             if what == "whole run":
                 disturbed.start()
-        disturbed.await_ends(60)
+        disturbed.await_ends(ENDS)
         disturbed.kill("whole run")
         disturbed.suite.edit()
         disturbed.start("--changed", "rerun")
-        disturbed.await_ends(60)
+        disturbed.await_ends(ENDS)
         disturbed.kill("worker")
         found = disturbed.finish()
     finally:

@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _run_and_kill(perdure: CommandLine, driver: Driver, chance: random.Random) -
     for number, kind in enumerate(_kinds(chance)):
         wanted = _met_window(driver.kills) <= WINDOWS_WANTED
         # So many steps may end before the next kill that the last one still finds some.
-        most = max(0, len(suite.works) - suite.count("end")) // (KILLS + 4 - number)
+        most = max(0, len(suite.works) - suite.ends()) // (KILLS + 4 - number)
         aim = _aim(chance, kind, window=holding and wanted)
         kill = driver.kill(kind, aim, after_ends=chance.randint(0, most))
         if kind == "whole run":
@@ -195,12 +196,13 @@ def _assert_not_run_again(work: Work, seen: Sight, lines: list[Line]) -> None:
 
 def _assert_showing_runs_nothing(perdure: CommandLine, driver: Driver) -> None:
     """With everything dead, `perdure show` reads, and no more."""
-    before = asyncio.run(_activities(perdure)), driver.suite.all_lines()
-    task = max(driver.suite.works, key=lambda work: len(driver.suite.lines(work.name))).task
-    for run in (SUITE, f"{SUITE}/{task}"):
-        shown = perdure("show", run, "--json")
-        assert shown.returncode == 0, shown.stderr
-    assert (asyncio.run(_activities(perdure)), driver.suite.all_lines()) == before
+    with perdure.served():
+        before = asyncio.run(_activities(perdure)), driver.suite.all_lines()
+        task = max(driver.suite.works, key=lambda work: len(driver.suite.lines(work.name))).task
+        for run in (SUITE, f"{SUITE}/{task}"):
+            shown = replace(perdure, within=True)("show", run, "--json")
+            assert shown.returncode == 0, shown.stderr
+        assert (asyncio.run(_activities(perdure)), driver.suite.all_lines()) == before
 
 
 async def _activities(perdure: CommandLine) -> int:

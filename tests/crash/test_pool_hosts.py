@@ -15,6 +15,7 @@ import psutil
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
+from perdure.core.pool_options import RULES
 from perdure.names import DEFAULT_QUEUE, POOL_WORKFLOW, pool_workflow_id, shared_queue
 from perdure.pool_messages import PoolInput, PoolTimes
 from tests.cli.support import CommandLine, wait_for
@@ -31,13 +32,13 @@ pytestmark = [
 
 @contextmanager
 def host(
-    folder: Path, name: str, variables: dict[str, str], *, places: int = 1
+    folder: Path, name: str, variables: dict[str, str], *options: str, places: int = 1
 ) -> Iterator[subprocess.Popen[str]]:
     """A worker of a host that has a state directory of its own, and so many instances at most."""
     folder.mkdir(exist_ok=True)
     command = CommandLine(folder / "state", folder)
     log = folder / f"{name}.log"
-    words = ["worker", "--host", name, "--max-instances", str(places)]
+    words = ["worker", "--host", name, "--max-instances", str(places), *options]
     log.touch()
     before = log.read_text().count("serving queue")
     with log.open("a") as output:
@@ -78,7 +79,13 @@ async def pool(temporal: WorkflowEnvironment) -> str:
     name = f"p-{uuid.uuid4().hex[:8]}"
     await temporal.client.start_workflow(
         POOL_WORKFLOW,
-        PoolInput(name, uuid.uuid4().hex, options=PoolTimes(host_gone_seconds=12.0), early=True),
+        PoolInput(
+            name,
+            uuid.uuid4().hex,
+            options=PoolTimes(host_gone_seconds=12.0),
+            early=True,
+            rules=RULES,
+        ),
         id=pool_workflow_id(name),
         task_queue=shared_queue(DEFAULT_QUEUE),
     )
@@ -161,6 +168,12 @@ environments:
 memory: {{required_gb: 0.05, reserve_gb: 0.1}}
 """
 
+THIRD = """\
+environments:
+  third:
+    process: {command: [sleep, "600"]}
+    memory_gb: 0.2"""
+
 PAIR_TASK = """\
 id: {id}
 environments: [left, right]
@@ -207,3 +220,84 @@ def test_all_instances_of_a_lease_and_all_steps_of_its_task_are_on_one_host(
         assert hosts == {record["lease"]["host"]}
     assert {record["lease"]["host"] for record in records} == {"one", "two"}
     assert len({record["lease"]["request_id"] for record in records}) == len(TASKS)
+
+
+def test_memory_decides_which_of_two_hosts_gets_a_whole_lease(
+    variables: dict[str, str], pool: str, tmp_path: Path
+) -> None:
+    """Both have room for each instance alone, and one for the two that each task needs."""
+    folder = tmp_path / "project"
+    for made in (folder / "tasks", folder / "at"):
+        made.mkdir(parents=True)
+    text = PAIR.format(python=sys.executable).replace("max_instances: 2", "memory_gb: 0.2")
+    (folder / "env.yaml").write_text(text)
+    for id in TASKS:
+        text = PAIR_TASK.format(id=id, at=folder / "at").replace("-ge 2", "-ge 1")
+        (folder / "tasks" / f"{id}.yaml").write_text(text)
+    large = (folder / "tasks" / "a.yaml").read_text().replace("id: a", "id: large", 1)
+    (tmp_path / "large.yaml").write_text(large.replace("[left, right]", "[left, right, third]"))
+    (tmp_path / "third.yaml").write_text(
+        (folder / "env.yaml").read_text().replace("environments:", THIRD)
+    )
+    (tmp_path / "cwd").mkdir()
+    perdure = CommandLine(tmp_path / "state", tmp_path / "cwd", within=True)
+
+    with (
+        host(tmp_path / "one", "one", variables, "--max-memory", "0.3", places=8),
+        host(tmp_path / "two", "two", {**variables, "PERDURE_MAX_MEMORY_GB": "0.4"}, places=8),
+    ):
+        ran = perdure(
+            *("run", folder / "tasks", "--env-config", folder / "env.yaml"),
+            *("--suite", pool, "--pool", pool),
+            **variables,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        shown = [perdure("show", f"{pool}/{task}", "--json", **variables) for task in TASKS]
+        hosts = {json.loads(each.stdout)["lease"]["host"] for each in shown}
+        assert hosts == {"two"}
+
+        ran = perdure(
+            *("run", tmp_path / "large.yaml", "--env-config", tmp_path / "third.yaml"),
+            *("--suite", f"{pool}-large", "--pool", pool),
+            **variables,
+        )
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "environments left, right, third need together 0.6 GB of memory" in said
+    assert "one may give 0.3 GB in all, two may give 0.4 GB in all" in said
+    assert "raise --max-memory of a worker" in said
+
+
+def test_a_task_of_a_killed_host_that_is_to_fail_ends_with_the_reason(
+    variables: dict[str, str], pool: str, processes: set[int], tmp_path: Path
+) -> None:
+    """`on_instance_lost: fail`; the other host, and the task on it, know nothing of that."""
+    project = PoolProject(tmp_path / "project", TASKS[:2], max_instances=2, in_docker=False)
+    for file in project.tasks.glob("*.yaml"):
+        file.write_text(f"on_instance_lost: fail\n{file.read_text()}")
+    once = ("--retry-infrastructure", "0")
+    with (
+        host(tmp_path / "one", "one", variables) as one,
+        host(tmp_path / "two", "two", variables),
+        pool_run(tmp_path / "run", project, variables, "--pool", pool, *once) as run,
+    ):
+        run.wait(lambda: all(map(project.starts_of_work, TASKS[:2])), "both tasks are at work")
+        places = {task: project.said(f"begin {task}")[0] for task in TASKS[:2]}
+        processes |= {int(place.partition("-")[2]) for place in places.values()}
+        hosts = hosts_of_ports(run, pool, variables)
+        by_host = {hosts[place.partition("-")[0]]: task for task, place in places.items()}
+        hit, spared = by_host["one"], by_host["two"]
+
+        one.kill()
+        project.open(spared)
+        status, trials = run.finish()
+
+    assert status == 1
+    assert trials[spared]["status"] == "succeeded"
+    assert trials[hit]["status"] == "failed"
+    assert trials[hit]["failure"] == {
+        "kind": "infrastructure",
+        "step": None,
+        "reason": "its environments were lost under it: its host one is gone",
+    }
+    assert project.starts_of_work(hit) == 1, "it does not start over"

@@ -166,6 +166,19 @@ async def test_a_service_that_exits_with_3_fails_the_start_with_its_log(
     assert stand.left() == []
 
 
+async def test_a_service_that_ends_soon_after_it_came_up_fails_the_start(stand: Stand) -> None:
+    """C07: at the first look it runs, and has no health check that could tell more."""
+    compose = """
+        services:
+          app: {image: IMAGE, command: [sh, -c, "echo no config; sleep 0.3; exit 3"]}
+    """
+    result = await stand.start(stand.call(compose, health_timeout_seconds=300.0))
+    assert not result.ok
+    assert "service app: exited with 3" in result.reason
+    assert result.log == ["no config"]
+    assert stand.left() == []
+
+
 async def test_a_service_that_keeps_being_restarted_fails_at_once(stand: Stand) -> None:
     """PD9."""
     compose = "services: {app: {image: IMAGE, restart: always, command: [sh, -c, 'exit 5']}}"
@@ -173,7 +186,7 @@ async def test_a_service_that_keeps_being_restarted_fails_at_once(stand: Stand) 
     result = await stand.start(call)
     assert not result.ok
     assert "service app" in result.reason
-    assert "keeps ending" in result.reason
+    assert "5" in result.reason.partition("service app")[2]
 
 
 async def test_a_service_that_never_gets_healthy_is_not_used(stand: Stand) -> None:

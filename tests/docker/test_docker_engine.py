@@ -114,6 +114,29 @@ async def test_an_engine_that_hangs_is_left_alone_for_a_while(
         assert len(asked) == 1
 
 
+async def test_an_engine_that_hung_is_asked_again_when_its_rest_is_over(
+    engine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "ANSWER_SECONDS", 1)
+    now = 1_000.0
+    with TemporaryDirectory() as folder:
+        variables = engine_environment() | {"DOCKER_HOST": f"unix://{folder}/socket"}
+        asked = Engine(find_docker(), variables, clock=lambda: now)
+        with socket.socket(socket.AF_UNIX) as deaf:
+            deaf.bind(f"{folder}/socket")
+            deaf.listen()
+            with pytest.raises(EngineSilent, match="no answer in time"):
+                await asked.containers(["perdure.pool=none"])
+        Path(folder, "socket").unlink()
+        Path(folder, "socket").symlink_to("/var/run/docker.sock")
+        now += docker_engine.REST_SECONDS - 0.1
+        with pytest.raises(EngineSilent):
+            await asked.containers(["perdure.pool=none"])
+        monkeypatch.undo()
+        now += 0.2
+        assert await asked.containers(["perdure.pool=none"]) == []
+
+
 async def test_without_the_sdk_the_command_line_tells(
     engine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
