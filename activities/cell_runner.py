@@ -208,6 +208,7 @@ def tell(error: BaseException, call: dict[str, Any]) -> None:
         show(f"{error}\n")
         return
     frames = of_cell(error.__traceback__, call["name"])
+    without_handler(error, set())
     try:
         lines = traceback.format_exception(type(error), error, frames)
     except Exception:
@@ -220,6 +221,20 @@ def of_cell(frames: TracebackType | None, name: str) -> TracebackType | None:
     while frames is not None and frames.tb_frame.f_code.co_filename != name:
         frames = frames.tb_next
     return frames
+
+
+def without_handler(error: BaseException | None, known: set[int]) -> None:
+    """Cut off the frame that raises for a SIGINT, in this error and in those that led to it."""
+    while error is not None and id(error) not in known:
+        known.add(id(error))
+        frames = error.__traceback__
+        while frames is not None:
+            inner = frames.tb_next
+            if inner is not None and inner.tb_frame.f_code is Interrupts._interrupt.__code__:
+                frames.tb_next = inner = None
+            frames = inner
+        without_handler(error.__cause__, known)
+        error = error.__context__
 
 
 def failing_line(error: BaseException, call: dict[str, Any]) -> dict[str, int | str] | None:

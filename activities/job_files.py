@@ -26,6 +26,8 @@ from perdure.payloads import adapter
 JOBS = "jobs"
 """The folder of a trial's jobs among its results."""
 
+OUTPUTS = ("stdout.log", "stderr.log")
+
 FILE_LIMIT_BYTES = 4 * CAP_CHARACTERS + 1_000
 """Of one start: what a stream's cap lets through, with its marker."""
 
@@ -42,7 +44,7 @@ def keep_job(runs: Path, source: Path, jobs: Path, end: JobEnd) -> None:
     """
     target = jobs / end.exec_id
     target.mkdir(parents=True, exist_ok=True)
-    for name in ("stdout.log", "stderr.log"):
+    for name in OUTPUTS:
         _write(target / name, _joined(runs, source, name, end.attempts).encode("utf-8"))
     write_end(jobs, end)
 

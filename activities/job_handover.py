@@ -44,8 +44,10 @@ class Handover:
         stdout: Stream,
         stderr: Stream,
         pid: Callable[[], int | None],
+        commits: int = 0,
     ) -> None:
-        """`beat`: what is the same in all beats. `pid`: of the process, once it runs."""
+        """`beat`: what is the same in all beats. `pid`: of the process, once it runs. `commits`:
+        those of earlier starts."""
         self._job = job
         self._beat = beat
         self._stdout, self._stderr = stdout, stderr
@@ -53,12 +55,14 @@ class Handover:
         self._usage = RunningUsage()
         self._rule = CommitRule()
         self._began = self._committed_at = time.monotonic()
-        self._commits = 0
+        self._commits = commits
         self._under_way: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._beaten_at = 0.0
         self._is_news = False
         """Something has come since the last beat."""
+        self._is_refused = False
+        """The server takes no more of it: what is left rides in the end, or is in the files."""
         self._is_ending = False
         self._is_done = asyncio.Event()
 
@@ -76,15 +80,20 @@ class Handover:
             for stream in (self._stdout, self._stderr):
                 stream.close()
 
-    async def finish(self, within_seconds: float | None = None) -> None:
+    async def finish(self, is_hurried: asyncio.Event, within_seconds: float) -> None:
         """After the end of the process: commit until the rest is small enough to ride along.
 
-        It waits for a server that is away; `within_seconds`: only so long.
+        It waits for a server that is away; once `is_hurried` is set, only `within_seconds` more.
         """
         self._is_ending = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_seconds):
-                await self._is_done.wait()
+        hurried = asyncio.ensure_future(is_hurried.wait())
+        done = asyncio.ensure_future(self._is_done.wait())
+        try:
+            await asyncio.wait({hurried, done}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({done}, timeout=within_seconds)
+        finally:
+            hurried.cancel()
+            done.cancel()
 
     def beat(self) -> JobBeat:
         """What is not committed yet, and how the job stands."""
@@ -133,7 +142,7 @@ class Handover:
 
     @property
     def _is_small(self) -> bool:
-        return self._waiting_bytes <= REST_BYTES
+        return self._is_refused or self._waiting_bytes <= REST_BYTES
 
     @property
     def _waiting_bytes(self) -> int:
@@ -143,7 +152,7 @@ class Handover:
         if self._under_way and self._under_way.done():
             self._under_way = None
         now = time.monotonic()
-        if self._under_way or now < self._not_before:
+        if self._under_way or self._is_refused or now < self._not_before:
             return False
         if self._is_ending:
             return not self._is_small
@@ -175,6 +184,10 @@ class Handover:
         try:
             await self._job.signal(JOB_OUTPUT, batch)
         except RPCError as error:
+            if error.status is RPCStatusCode.INVALID_ARGUMENT:  # too many signals: never again
+                _log.error("%s: no more output is handed on: %s", self._job.id, error)
+                self._is_refused = True
+                return
             if error.status is not RPCStatusCode.NOT_FOUND:
                 _log.warning("%s: output is handed on later: %s", self._job.id, error)
                 self._not_before = time.monotonic() + _PATIENCE_SECONDS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from pathlib import Path
 
 from activities import cells, host, marker
@@ -21,6 +23,8 @@ from perdure.core.redaction import mask, spellings
 from perdure.job_messages import JobTask
 
 HAS_ENDED = "its process has ended"
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 JOB_NICENESS = 15
 """So that sixteen jobs that are never idle leave steps, and whoever looks at jobs, their pace."""
@@ -53,6 +57,8 @@ class JobStart:
         """Its activity was cancelled."""
         self.is_handed_back = False
         """Its worker is stopping."""
+        self.is_hurried = asyncio.Event()
+        """One of the last two: nobody waits long for it any more."""
         self.gone = asyncio.Event()
         """Nothing of it runs any more, and all is told."""
         self._place = place
@@ -179,6 +185,7 @@ class JobStart:
 
     def call_off(self, *, handed_back: bool) -> None:
         """End it, since its activity is cancelled; `handed_back`: since its worker stops."""
+        self.is_hurried.set()
         if handed_back:
             self.is_handed_back = True
             self._supervisor.end(self.key)
@@ -189,7 +196,10 @@ class JobStart:
 
 def _start_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        # The job may have put a pipe there, whose reading would hold up the worker's loop.
+        with open(os.open(path, _FLAGS), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return ""
             return file.read(4096).decode("utf-8", "replace")
     except OSError:
         return ""

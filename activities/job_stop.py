@@ -29,9 +29,20 @@ async def _stop(client: Client, exec_id: str, grace_seconds: float) -> JobEnd:
     try:
         await job.signal(INTERRUPT, InterruptJob(kill_after_seconds=grace_seconds))
     except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended, or never was
+        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+            await _cancel(job)  # somebody sent it so many signals that the server takes no more
+        elif error.status is not RPCStatusCode.NOT_FOUND:  # it has ended, or never was
             raise
     return await end_of(job, exec_id)
+
+
+async def _cancel(job: WorkflowHandle[object, JobEnd]) -> None:
+    """What a job takes for an interrupt that is followed by a kill."""
+    try:
+        await job.cancel()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
 
 
 async def end_of(job: WorkflowHandle[object, JobEnd], exec_id: str) -> JobEnd:

@@ -123,7 +123,7 @@ class Stream:
                 content: Any = json.loads(file.read(_LIVE_LIMIT_BYTES))
             self.live = _text(content["live"])[:LIVE_CHARS]
             self.tail = _text(content["tail"])[-TAIL_BYTES:]
-        except (OSError, ValueError, TypeError, KeyError):  # not there, or not what we wrote
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # not what we wrote
             return False
         return True
 

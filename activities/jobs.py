@@ -164,14 +164,14 @@ class Jobs:
             stdout,
             stderr,
             lambda: start.pid,
+            task.commits,
         )
         async with handover.going_on(), self._watching_task(task):
             if before is not None:  # the server has given it up, and it may not know yet
                 before.call_off(handed_back=False)
                 await before.gone.wait()
             outcome = await self._run(start)
-            is_hurried = start.is_unwanted or start.is_handed_back
-            await handover.finish(STOPPING_PATIENCE_SECONDS if is_hurried else None)
+            await handover.finish(start.is_hurried, STOPPING_PATIENCE_SECONDS)
             if is_handed_back(outcome, start):
                 beat = handover.beat()
                 if not start.spec.restartable:
@@ -197,6 +197,8 @@ class Jobs:
             return Outcome(error=start.masked(str(error)), is_clean=await start.clear())
         except Exception:
             _log.exception("%s cannot be run", start.key)
+            with contextlib.suppress(Exception):  # told in the log, and the outcome is the same
+                await start.clear()
             return Outcome(error=EXECUTION_FAILED)
 
     async def _keep(self, start: JobStart, end: JobEnd) -> None:

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -30,7 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.beats import beating
 from activities.contexts import Contexts
 from activities.host import forget_in
-from activities.job_files import JOBS, keep_job, write_end
+from activities.job_files import JOBS, OUTPUTS, keep_job, write_end
 from activities.leftovers import (
     ARTIFACT_LIMIT_BYTES,
     ARTIFACTS_LIMIT_BYTES,
@@ -265,8 +266,11 @@ class Results:
         for job in record.get("jobs", []):
             source = target / JOBS / job["exec_id"]
             end = adapter(JobEnd).validate_python({name: job[name] for name in _OF_AN_END})
-            if source.is_dir():
-                shutil.copytree(source, draft / JOBS / end.exec_id, copy_function=_second_name)
+            if source.is_dir() and not source.is_symlink():
+                (draft / JOBS / end.exec_id).mkdir(parents=True)
+                for name in OUTPUTS:  # and whatever else the job may have put there: not that
+                    if _is_file(source / name):
+                        _second_name(source / name, draft / JOBS / end.exec_id / name)
                 write_end(draft / JOBS, end)
             else:
                 keep_job(self._runs, place.job(end.exec_id), draft / JOBS, end)
@@ -287,10 +291,11 @@ class Results:
                     yield step, attempt
 
     def _forget_secrets(self, place: RunPlace, record: dict[str, Any]) -> None:
-        """Remove what held the run's secrets: its own file, and those of its attempts."""
+        """Remove what held the run's secrets: its own file, and those of attempts and jobs."""
         steps = self._with_folders(place, record)
         attempts = [place.attempt(step["id"], attempt["number"]) for step, attempt in steps]
-        for own in [*attempts, *_undone(place, record)]:
+        jobs = [place.job(job["exec_id"]) for job in record.get("jobs", [])]
+        for own in [*attempts, *_undone(place, record), *jobs]:
             with contextlib.suppress(OSError), self._below_runs(own) as folder:
                 forget_in(folder)
         with contextlib.suppress(FileNotFoundError), self._below_runs(place.root) as folder:
@@ -392,7 +397,15 @@ def _room_for(artifacts: Path, path: str) -> Path:
     return target
 
 
-def _second_name(source: str, target: str) -> None:
+def _is_file(path: Path) -> bool:
+    """Whether a file is there, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _second_name(source: Path, target: Path) -> None:
     """Nobody writes to these files any more, so they need not be copied."""
     try:
         os.link(source, target)

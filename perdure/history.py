@@ -44,7 +44,13 @@ from perdure.names import (
     WITHDRAW,
 )
 from perdure.rollback_history import RollbackHistory
-from perdure.task_jobs_history import INITIATED, NOT_STARTED, STARTED, TaskJobsHistory
+from perdure.task_jobs_history import (
+    INITIATED,
+    JOB_TERMINATED,
+    NOT_STARTED,
+    STARTED,
+    TaskJobsHistory,
+)
 
 RunEvent = dict[str, Any]
 Context = dict[str, Json]
@@ -187,6 +193,7 @@ class TaskHistory:
             _SIGNAL,
             STARTED,
             NOT_STARTED,
+            JOB_TERMINATED,
         ):
             self._waiting.append(event)
         else:
@@ -328,7 +335,7 @@ class TaskHistory:
             deadline = self._deadlines.pop(event.timer_fired_event_attributes.timer_id, None)
             if limit and deadline and deadline == run.deadline and not run.over:
                 run.time_out(limit, self._now)
-        elif event.event_type in (STARTED, NOT_STARTED):
+        elif event.event_type in (STARTED, NOT_STARTED, JOB_TERMINATED):
             self._jobs.hear(run, event, self._now)
         elif event.event_type in _ATTEMPT_ENDS:
             attributes = getattr(event, _ATTEMPT_ENDS[event.event_type])

@@ -14,6 +14,11 @@ from perdure.names import WORKER_LOST, WORKER_SHUTDOWN
 from perdure.payloads import adapter
 
 
+def is_silent(cause: BaseException | None) -> bool:
+    """Whether the start's worker is gone, as far as anybody knows, or cannot be heard."""
+    return isinstance(cause, TimeoutError) and cause.type == TimeoutType.HEARTBEAT
+
+
 def take_error(life: JobLife, cause: BaseException | None, now: float) -> None:
     """Tell a job of a start that returned no `JobExit`: lost, handed back, called off, failed.
 
@@ -25,7 +30,7 @@ def take_error(life: JobLife, cause: BaseException | None, now: float) -> None:
             life.lost(beat, now, handed_back=cause.type == WORKER_SHUTDOWN)
         else:
             life.broke(now)
-    elif isinstance(cause, TimeoutError) and cause.type == TimeoutType.HEARTBEAT:
+    elif isinstance(cause, TimeoutError) and is_silent(cause):
         told = cause.last_heartbeat_details
         life.lost(_beat(told[0]) if told else None, now)
     elif isinstance(cause, TimeoutError):

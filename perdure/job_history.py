@@ -85,8 +85,9 @@ class JobHistory:
                 self._runs.add(event.event_id)
             elif scheduled.activity_type.name == INTERRUPT_JOB:
                 order = await self._decoder.value(scheduled.input, InterruptOrder)
-                self._orders[event.event_id] = order
-                self.life.order(kill=order.kill)
+                if not order.leftovers:
+                    self._orders[event.event_id] = order
+                    self.life.order(kill=order.kill)
         elif kind == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
             done = event.activity_task_completed_event_attributes
             await self._take_completed(done.scheduled_event_id, done.result, now)

@@ -146,6 +146,8 @@ class JobTask:
     stdout_from: int = 0
     """Characters committed by earlier starts."""
     stderr_from: int = 0
+    commits: int = 0
+    """How often earlier starts have committed: what a job may cost is for all of them together."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ class InterruptOrder:
     exec_id: str
     attempt: int
     kill: bool = False
+    leftovers: bool = False
+    """Whether only what a lost worker may have left is killed: of the job nothing is asked."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,13 @@ class JobsApi:
         except RPCError as error:
             if error.status not in _NOBODY:
                 raise _unreadable(exec_id, error) from error
-            await self.peek(exec_id)  # it has ended, or there is none
+            known = await self.peek(exec_id)  # it has ended, or there is none
+            if not known.done:
+                raise JobUnreadable(
+                    f"{exec_id}: the Temporal service takes no more signals for it "
+                    f"({one_line(error.message)[:200]}); cancel its workflow, which interrupts and "
+                    f"then kills it: temporal workflow cancel --workflow-id {handle.id}"
+                ) from error
 
     # --- Reading ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 
 from perdure.core.run import TaskRun
+from perdure.core.run_jobs import TERMINATED
 from perdure.event_log import Decoder
 from perdure.job_messages import JobEnd, JobInput, JobLaunch
 from perdure.names import JOB_WORKFLOW, STOP_JOBS, job_workflow_id
@@ -15,6 +16,7 @@ from perdure.names import JOB_WORKFLOW, STOP_JOBS, job_workflow_id
 INITIATED = EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED
 STARTED = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_STARTED
 NOT_STARTED = EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_FAILED
+JOB_TERMINATED = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_TERMINATED
 _COMPLETED = EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
 
 _PREFIX = job_workflow_id("")
@@ -55,13 +57,17 @@ class TaskJobsHistory:
         run.claim_job(JobLaunch(job.exec_id, job.spec, job.origin), now)
 
     def hear(self, run: TaskRun, event: HistoryEvent, now: float) -> None:
-        """Take what the server says of a launch."""
+        """Take what the server says of a launch, or of a job that could not tell its own end."""
         if event.event_type == STARTED:
             started = event.child_workflow_execution_started_event_attributes
             run.job_started(started.workflow_execution.workflow_id.removeprefix(_PREFIX), now)
         elif event.event_type == NOT_STARTED:
             failed = event.start_child_workflow_execution_failed_event_attributes
             run.job_not_started(failed.workflow_id.removeprefix(_PREFIX), now)
+        elif event.event_type == JOB_TERMINATED:
+            ended = event.child_workflow_execution_terminated_event_attributes
+            exec_id = ended.workflow_execution.workflow_id.removeprefix(_PREFIX)
+            run.job_ended(JobEnd(exec_id, "lost", TERMINATED, ended_at=now), now)
 
     def begin_stop(self, run: TaskRun, event: HistoryEvent) -> None:
         """Take an activity that was scheduled to stop jobs that would outlive the lease."""

@@ -15,10 +15,11 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from perdure.core.job_state import UNDELIVERED, JobLife
-    from perdure.job_ends import take_error
+    from perdure.job_ends import is_silent, take_error
     from perdure.job_messages import (
         InterruptAnswer,
         InterruptJob,
+        InterruptOrder,
         JobEnd,
         JobExit,
         JobInput,
@@ -92,7 +93,11 @@ class JobWorkflow:
         # Kept alive by the activities and timers that they await.
         if asked.kill_after_seconds is not None:
             self._kill_after(min(max(0.0, asked.kill_after_seconds), LONGEST_GRACE_SECONDS))
-        if asked.kill_after_seconds != 0 and not self._is_interrupting:
+        if (
+            asked.kill_after_seconds != 0
+            and not self._is_interrupting
+            and self._life.may_interrupt()
+        ):
             self._is_interrupting = True
             asyncio.create_task(self._interrupt())  # noqa: RUF006
 
@@ -122,6 +127,8 @@ class JobWorkflow:
             try:
                 exit = await self._start
             except ActivityError as error:
+                if is_silent(error.cause):
+                    await self._clear_inside()
                 take_error(life, error.cause, workflow.time())
             else:
                 life.exited(exit, workflow.time())
@@ -129,6 +136,20 @@ class JobWorkflow:
                 # Who was sent to interrupt it may not be back yet to tell that it did.
                 await workflow.wait_condition(lambda: life.end is not None)
         return life.end
+
+    async def _clear_inside(self) -> None:
+        """Have killed what a lost worker has left in a container; beside it, nothing is left."""
+        job = self._job
+        if job.spec.environment is None:
+            return
+        order = InterruptOrder(job.exec_id, self._life.attempt, kill=True, leftovers=True)
+        with contextlib.suppress(ActivityError):  # nobody is there who could
+            await workflow.execute_activity(
+                INTERRUPT_JOB,
+                order,
+                result_type=InterruptAnswer,
+                **interrupt_options(job, kill=True),
+            )
 
     async def _tell(self, end: JobEnd) -> None:
         task = workflow.get_external_workflow_handle(self._job.run.workflow_id)
@@ -138,8 +159,12 @@ class JobWorkflow:
     # --- Stopping ---------------------------------------------------------------------------
 
     async def _interrupt(self) -> None:
+        life, waited = self._life, self._life.is_waiting
         try:
             delivered = await self._send(kill=False)
+            if not delivered and waited and life.begun and not life.end:
+                # It has begun since somebody looked for it, and hears this one.
+                delivered = await self._send(kill=False)
         finally:
             self._is_interrupting = False
         if not delivered and self._life.is_waiting:

@@ -13,12 +13,19 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import ActivityError, ApplicationError, FailureError
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    FailureError,
+    TerminatedError,
+)
 
 with workflow.unsafe.imports_passed_through():
     from perdure.core.job_checks import is_exec_id, problems_of
     from perdure.core.problems import shown
     from perdure.core.run import TaskRun
+    from perdure.core.run_jobs import TERMINATED
     from perdure.job_messages import JobEnd, JobInput, JobLaunch, JobLaunched, StopJobs
     from perdure.messages import RunRef, TaskInput
     from perdure.names import JOB_REFUSED, JOB_WORKFLOW, STOP_JOBS, job_workflow_id
@@ -88,7 +95,7 @@ class TaskJobs:
             self._stir()
             raise refusal(_taken(launch)) from error
         # Its end is heard as a signal; that of the handle comes in this run of the chain alone.
-        child.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        child.add_done_callback(lambda ended: self._closed(launch.exec_id, ended))
         run.job_started(job.exec_id, workflow.time())
         self._stir()
         return JobLaunched(job.exec_id, job.status)
@@ -97,6 +104,13 @@ class TaskJobs:
         """A job says that it has ended."""
         if self._run.job_ended(end, workflow.time()):
             self._stir()
+
+    def _closed(self, exec_id: str, handle: asyncio.Task[JobEnd]) -> None:
+        """The workflow of a job is closed; one that was terminated could not say so itself."""
+        error = None if handle.cancelled() else handle.exception()
+        cause = error.cause if isinstance(error, ChildWorkflowError) else None
+        if isinstance(cause, TerminatedError):
+            self.ended(JobEnd(exec_id, "lost", TERMINATED, ended_at=workflow.time()))
 
     async def _start_child(self, launch: JobLaunch) -> workflow.ChildWorkflowHandle[Any, JobEnd]:
         run, spec = self._run, launch.spec

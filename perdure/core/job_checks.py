@@ -150,7 +150,7 @@ _FIELDS: dict[str, Check] = {
     "workdir": text,
     "name": _name,
     "restartable": flag,
-    "max_worker_losses": whole(0),
+    "max_worker_losses": whole(0, 1_000),  # each costs a dozen events
     "time_limit_seconds": duration,
     "kill_after_seconds": pause,
 }

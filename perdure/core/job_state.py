@@ -37,6 +37,12 @@ STARTED_AGAIN = "[perdure: the worker was lost; started again]"
 UNDELIVERED = "the stop request did not reach the worker"
 """Why an interrupt reached nobody, where nobody knows better (B13)."""
 
+MAX_INTERRUPTS = 250
+"""Of a job, at ten events each. A kill is heeded after that, too."""
+
+WORN = f"it was interrupted {MAX_INTERRUPTS} times; kill it"
+"""Why an interrupt after those reaches nobody."""
+
 MAX_ERROR_CHARACTERS = 4_000
 """Of an error's text: a job's end is told to its task."""
 
@@ -71,6 +77,8 @@ class JobLife:
         self.end: JobEnd | None = None
         self._asked = Asked()
         self._orders = 0
+        self._interrupts = 0
+        self._batches = 0
         self._exit: JobExit | None = None
         self._usage = JobUsage()
         self._stdout, self._stderr = Committed(), Committed()
@@ -80,7 +88,16 @@ class JobLife:
 
     def task(self) -> JobTask:
         """What the worker of the newest start is given."""
-        return JobTask(self._job, self.attempt, self._stdout.end, self._stderr.end)
+        return JobTask(
+            self._job, self.attempt, self._stdout.end, self._stderr.end, commits=self._batches
+        )
+
+    def may_interrupt(self) -> bool:
+        """Whether one more interrupt may be sent: somebody may ask for them without an end."""
+        if self._interrupts < MAX_INTERRUPTS:
+            return True
+        self.undelivered = WORN
+        return False
 
     def order(self, *, kill: bool = False, after_seconds: float = 0.0) -> InterruptOrder:
         """Ask for a signal to the process; call `answered` when that has ended.
@@ -89,6 +106,7 @@ class JobLife:
         """
         self.stop_asked = True
         self._orders += 1
+        self._interrupts += not kill
         if kill:
             self._asked = replace(self._asked, kill_after_seconds=after_seconds)
         return InterruptOrder(self._job.exec_id, self.attempt, kill)
@@ -99,6 +117,7 @@ class JobLife:
         """Output of the newest start; that of an earlier one, which comes late, is dropped."""
         if batch.attempt != self.attempt or self.end:
             return
+        self._batches += 1
         self._begin(batch.started_at or now)
         self._stdout.take(batch.stdout_from, batch.stdout)
         self._stderr.take(batch.stderr_from, batch.stderr)
@@ -288,7 +307,9 @@ def judged(
 
     `begun`: whether a worker had taken it up; it may have been called off before its process was.
     """
-    match exit.ended_by:
+    # Who killed it may have been another worker of its host, of which its own knows nothing.
+    is_killed = asked.kill_after_seconds is not None and exit.exit_code in _killed_codes(spec)
+    match "killed" if is_killed and exit.ended_by == "exit" else exit.ended_by:
         case "timeout":
             return "failed", _overtime(spec)
         case "killed" | "cancelled" if begun and _has_run(exit):
@@ -312,6 +333,11 @@ def judged(
     if exit.exit_code is not None and exit.exit_code < 0:
         return "failed", f"ended by signal {-exit.exit_code}"
     return "failed", f"exit code {exit.exit_code}"
+
+
+def _killed_codes(spec: JobSpec) -> tuple[int, ...]:
+    """What a job ends with that was killed; of one in a container, its client tells another."""
+    return (-9,) if spec.environment is None else (-9, 137)
 
 
 def _has_run(exit: JobExit) -> bool:

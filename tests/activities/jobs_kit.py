@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
+import subprocess
+import sys
+import termios
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -195,6 +199,36 @@ class JobsKit:
             JobWorkflow.run, given, id=job_workflow_id(exec_id), task_queue=self.queue
         )
         return Job(exec_id, handle)
+
+
+@contextmanager
+def killed_worker(
+    kit: JobsKit, instances: Path | None = None, stdin: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process of its own, which is killed at the end if not sooner.
+
+    `instances`: the folder of compose instances in which jobs may run. `stdin`: a terminal becomes
+    the one that controls it.
+    """
+    address = kit.client.service_client.config.target_host
+    words = [address, kit.queue, str(kit.folder), *([str(instances)] if instances else [])]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.activities.jobs_worker", *words],
+        cwd=Path(__file__).parents[2],
+        stdin=stdin,
+        preexec_fn=_take_terminal,
+    )
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.wait()
+
+
+def _take_terminal() -> None:
+    os.setsid()
+    if os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def environment() -> WorkerEnvironment:

@@ -163,6 +163,13 @@ async def test_b20_a_delivered_interrupt_is_told_as_such(tmp_path: Path) -> None
     ended = cell.end()
     assert ended.report == Report("Interrupted", FailingLine(4, "    time.sleep(9)"), True)
     assert ended.code == 130
+    told = ended.stderr.splitlines()
+    assert told[0] == "Traceback (most recent call last):"
+    assert [line.strip() for line in told[1:3]] == [
+        'File "<cell>", line 4, in <module>', "time.sleep(9)",
+    ]  # fmt: skip
+    assert told[-1] == "KeyboardInterrupt"
+    assert "_interrupt" not in ended.stderr, "the cell's own frames, and no other"
 
 
 def test_bd2_an_interrupt_while_it_boots_is_the_cells(tmp_path: Path) -> None:
@@ -202,8 +209,11 @@ async def test_an_error_on_the_way_out_of_an_interrupt_is_told(tmp_path: Path) -
     cell = Cell(tmp_path, code)
     await cell.prints("now\n")
     cell.interrupt()
-    report = cell.end().report
+    ended = cell.end()
+    report = ended.report
     assert report
+    assert ended.stderr.count("Traceback") == 2
+    assert "_interrupt" not in ended.stderr
     assert (report.error, report.interrupted) == ("ZeroDivisionError: division by zero", True)
     assert report.failing_line == FailingLine(6, "    1 / 0")
 

@@ -101,7 +101,7 @@ def test_c51_no_link_no_pipe_and_no_nonsense_is_read(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
         os.mkfifo(tmp_path / name)
     assert not stream.look()
-    for content in (b"{", b"[]", b'{"live": 1}', b"\xff"):
+    for content in (b"{", b"[]", b'{"live": 1}', b"\xff", b"[" * 100_000):
         (tmp_path / "log.live").unlink()
         (tmp_path / "log.live").write_bytes(content)
         stream.look()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 
 from activities import marker
@@ -27,8 +29,10 @@ from perdure.job_messages import (
     StopJobs,
 )
 from perdure.payloads import adapter
-from tests.activities.jobs_kit import JobsKit, environment
+from perdure.server_process import FLAGS
+from tests.activities.jobs_kit import Job, JobsKit, environment
 from tests.activities.living import SLEEP, living, new_tag, sleepers
+from tests.conftest import find_program
 from tests.waiting import until
 
 
@@ -326,6 +330,7 @@ except KeyboardInterrupt:
 
 
 async def test_bd4_a_deaf_job_is_killed_with_all_that_it_started(served: JobsKit, tag: str) -> None:
+    """BD4."""
     script = f"trap '' INT TERM; echo deaf; setsid {SLEEP} {tag} & {SLEEP} {tag}; {SLEEP} {tag}"
     job = await served.launch(argv=["/bin/sh", "-c", script])
     await job.prints("deaf\n")
@@ -339,6 +344,7 @@ async def test_bd4_a_deaf_job_is_killed_with_all_that_it_started(served: JobsKit
 
 
 async def test_bd2_an_interrupt_right_after_the_launch_interrupts(served: JobsKit) -> None:
+    """BD2."""
     for pause in (0.0, 0.05, 0.1):
         job = await served.launch("import time\ntime.sleep(600)")
         await asyncio.sleep(pause)
@@ -379,6 +385,7 @@ async def test_a_job_can_be_interrupted_by_another_worker_of_its_host(kit: JobsK
 
 
 async def test_bd7_deaf_jobs_are_stopped_all_at_once(served: JobsKit, tag: str) -> None:
+    """BD7."""
     script = f"trap '' INT TERM; echo deaf; {SLEEP} {tag}; {SLEEP} {tag}"
     jobs = [await served.launch(argv=["/bin/sh", "-c", script]) for _ in range(3)]
     for job in jobs:
@@ -458,3 +465,75 @@ async def test_a_killed_supervisor_loses_the_job_and_nothing_of_it_runs(
         assert (end.status, end.error) == ("lost", "its worker was lost")
         assert sleepers(tag) == 0
         assert (await (await kit.launch("1")).end()).status == "done", "a new one is there"
+
+
+# --- Hostile jobs, and clients that never rest ---------------------------------------------------
+
+
+async def test_pipes_in_the_place_of_its_logs_hold_up_no_worker(served: JobsKit) -> None:
+    code = """
+import os
+from pathlib import Path
+(folder,) = Path(os.environ["PERDURE_WORKDIR"]).parent.glob("jobs/*")
+for name in ("stdout.log", "stderr.log"):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+"""
+    job = await served.launch(code)
+    assert (await job.end()).status == "done"
+    assert (served.kept(job) / "stdout.log").read_bytes() == b""
+
+
+@pytest.fixture
+async def few_signals(temporal: WorkflowEnvironment, tmp_path: Path) -> AsyncIterator[JobsKit]:
+    """A kit on a server of its own, which takes six signals for a workflow, and not 10,000."""
+    async with await WorkflowEnvironment.start_local(
+        data_converter=temporal.client.data_converter,
+        dev_server_existing_path=find_program("temporal"),
+        dev_server_extra_args=[
+            *FLAGS,
+            *("--dynamic-config-value", "history.maximumSignalsPerExecution=6"),
+        ],
+    ) as server:
+        made = JobsKit(server.client, tmp_path, environment())
+        async with made.workflows(), made.worker():
+            yield made
+
+
+async def interrupt_without_end(job: Job) -> None:
+    """As somebody does who asks again and again; until the server refuses it."""
+    for _ in range(6):
+        with contextlib.suppress(RPCError):  # its output has taken some of them
+            await job.handle.signal("in vain")
+    with pytest.raises(RPCError) as refused:
+        await job.handle.signal("in vain")
+    assert refused.value.status is RPCStatusCode.INVALID_ARGUMENT
+
+
+async def test_a_job_that_can_hear_no_signal_any_more_is_stopped_all_the_same(
+    few_signals: JobsKit,
+) -> None:
+    job = await few_signals.launch("import time\nprint('on', flush=True)\ntime.sleep(600)")
+    await job.prints("on\n")
+    await interrupt_without_end(job)
+    async with asyncio.timeout(60):
+        (end,) = await stop_all(few_signals.client, StopJobs([job.exec_id], grace_seconds=0.5))
+    assert end.status == "interrupted"
+
+
+async def test_a_job_whose_output_cannot_be_handed_on_ends_and_its_files_have_all_of_it(
+    few_signals: JobsKit,
+) -> None:
+    code = """
+import os, time
+print("on", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+print("x" * 300_000)
+"""
+    job = await few_signals.launch(code)
+    await job.prints("on\n")
+    await interrupt_without_end(job)
+    (few_signals.place(job).parents[1] / "work" / "go").touch()
+    assert (await job.end()).status == "done"
+    assert len((few_signals.kept(job) / "stdout.log").read_text()) == 300_004

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
 from tests.activities.jobs_kit import JobsKit, environment
+from tests.activities.jobs_kit import killed_worker as worker
 from tests.activities.living import SLEEP, STUBBORN_SLEEPERS, living, new_tag, sleepers
 from tests.activities.living import stubborn_tree as tree_of
 from tests.waiting import until
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -36,23 +32,6 @@ async def tag() -> AsyncIterator[str]:
     yield made
     for pid in living(made):
         os.kill(pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def worker(kit: JobsKit) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker in a process of its own."""
-    address = kit.client.service_client.config.target_host
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.activities.jobs_worker", address, kit.queue, str(kit.folder)],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield program
-    finally:
-        program.kill()
-        program.wait()
 
 
 async def test_bd1_a_job_whose_worker_is_killed_is_lost_and_nothing_of_it_lives(

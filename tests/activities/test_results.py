@@ -257,6 +257,27 @@ async def test_what_a_job_has_put_there_itself_stays_and_the_record_has_the_last
         assert not any(foreign.name in name for name in kept)
 
 
+async def test_c49_a_job_that_was_lost_leaves_no_secret_where_it_ran(place: Place) -> None:
+    folder = place.job(EXEC_ID, status="lost")
+    (folder / "context.json").write_text('{"seed": {"token": "precious"}}')
+    await place.finish()
+    assert [path.name for path in folder.iterdir()] == ["stdout.log"]
+
+
+async def test_c51_nothing_that_a_job_puts_beside_its_results_is_taken_or_costs_the_record(
+    place: Place,
+) -> None:
+    place.job(EXEC_ID, status="done")
+    own = place.kept / "jobs" / EXEC_ID
+    own.mkdir(parents=True)
+    (own / "stdout.log").symlink_to(place.outside / "secret")
+    (own / "loop").symlink_to(place.kept)
+    os.mkfifo(own / "stderr.log")
+    assert (await place.finish()).note is None
+    kept = [name for name in place.files() if name.startswith("jobs/")]
+    assert kept == [f"jobs/{EXEC_ID}/job.json"]
+
+
 @pytest.mark.parametrize("planted", ["stdout.log", ".", ".."])
 async def test_c51_no_link_is_followed_to_what_a_job_has_printed(
     place: Place, planted: str

@@ -12,7 +12,9 @@ from perdure.core.job_state import (
     EXECUTION_FAILED,
     INTERRUPTED,
     MAX_ERROR_CHARACTERS,
+    MAX_INTERRUPTS,
     UNDELIVERED,
+    WORN,
     JobLife,
 )
 from perdure.job_messages import (
@@ -236,3 +238,37 @@ def test_the_end_of_a_job_is_of_one_piece_and_small() -> None:
     assert life.end == before
     assert life.page(PeekRequest()).stdout == ""
     assert life.page(PeekRequest()).failing_line == line
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "status"),
+    [(-9, None, "killed"), (137, "shop", "killed"), (137, None, "failed"), (-15, None, "failed")],
+)
+def test_a_kill_by_another_worker_of_the_host_is_told_as_a_kill(
+    code: int, environment: str | None, status: str
+) -> None:
+    life = running(environment=environment)
+    life.answered(life.order(kill=True), DELIVERED, 11.0)
+    assert ended(life, exit_code=code)[0] == status
+
+
+def test_a_command_that_is_killed_by_others_has_failed() -> None:
+    assert ended(running(), exit_code=-9) == ("failed", "ended by signal 9")
+
+
+def test_interrupts_without_an_end_stop_costing_events_and_a_kill_still_works() -> None:
+    life = running()
+    for _ in range(MAX_INTERRUPTS):
+        assert life.may_interrupt()
+        interrupted(life)
+    assert not life.may_interrupt()
+    assert life.page(PeekRequest()).interrupt_undelivered == WORN
+    life.answered(life.order(kill=True), DELIVERED, 11.0)
+    assert ended(life, ended_by="killed", exit_code=-9)[0] == "killed"
+
+
+def test_all_starts_of_a_job_share_what_it_may_commit() -> None:
+    life = running(restartable=True)
+    life.take(OutputBatch(1, 0, "one", 0, "", 10.0), 10.6)
+    assert life.lost(None, 20.0, handed_back=True)
+    assert life.task().commits == 2

@@ -72,7 +72,7 @@ class FakeJobs:
         self.mute = False
         """Whether no interrupt reaches anybody."""
         self.slow = asyncio.Event()
-        """Until it is set, an interrupt that was delivered is not told of."""
+        """Until it is set, whether an interrupt was delivered is not told."""
         self.slow.set()
         self.cannot_stop = False
         """Whether it fails to stop jobs for a rollback, and once at the end of a task."""
@@ -154,6 +154,7 @@ class FakeJobs:
         self.interrupts.append(order)
         process = self.running.get(order.exec_id)
         if self.mute or process is None or process.task.attempt != order.attempt:
+            await self.slow.wait()
             return InterruptAnswer(delivered=False, reason="no process of it runs here")
         if order.kill:
             process.killed = True

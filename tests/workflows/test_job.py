@@ -224,6 +224,28 @@ async def test_bd3_a_job_that_waits_for_a_worker_is_called_off(
         await closed(task)
 
 
+async def test_bd3_an_interrupt_that_comes_just_before_a_job_begins_reaches_it(
+    temporal: WorkflowEnvironment,
+) -> None:
+    """BD3: whoever is to signal it looks for its process while a worker takes it up."""
+    async with world(temporal.client, job_slots=1) as here:
+        task = await here.start_task(HOLD)
+        first = await launch(task, "wait")
+        await begun(here.client, first)
+        second = await launch(task, "wait")
+        here.jobs.slow.clear()
+        await interrupt(here.client, second)
+        await until(lambda: here.jobs.interrupts, "nobody was found")
+        await interrupt(here.client, first)
+        await begun(here.client, second)
+        here.jobs.slow.set()
+        end = await end_of(here.client, second)
+        assert (end.status, end.error, end.attempts) == ("interrupted", INTERRUPTED, 1)
+        assert [order.exec_id for order in here.jobs.interrupts] == [second, first, second]
+        here.open = True
+        await closed(task)
+
+
 async def test_a_lost_worker_costs_a_job_and_what_it_said_last_is_kept(
     here: World, task: Handle
 ) -> None:

@@ -189,6 +189,11 @@ async def test_a_job_that_is_terminated_by_hand_is_lost_to_its_task(
     exec_id = await launch(task, "wait")
     await begun(here.client, exec_id)
     await of(here.client, exec_id).terminate()
+
+    async def is_told() -> bool:
+        return await jobs_of(task) == {exec_id: "lost"}
+
+    await until(is_told, "its place is free")
     record = await finished(here, task)
     assert [job["status"] for job in record["jobs"]] == ["lost"]
 
