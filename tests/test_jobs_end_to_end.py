@@ -469,8 +469,8 @@ async def test_c27_a_step_whose_worker_was_lost_launches_no_second_job_beside_th
     await until(has_started_again, "the job runs again, and the step was tried again")
     first, second = (work / "made").read_text().split()
     assert (first == second) is (how == "restartable")
-    sleeping = [pid for pid in processes_with(mark) if is_shell(pid)]
-    assert len(sleeping) == 1
+    # By session: a shell that has just forked is two processes for a moment.
+    assert len({os.getsid(pid) for pid in processes_with(mark) if is_shell(pid)}) == 1
     (work / "go").touch()
     assert (await handle.result()).status == "succeeded"
     jobs = {job["exec_id"]: job for job in here.record(handle)["jobs"]}
