@@ -52,7 +52,11 @@ LONG = ("crash", "docker", "cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests go first, so that no process is left with one of them at the end."""
+    """Long tests go first, so that no process is left with one of them at the end.
+
+    Each process begins with a share of all tests that lie side by side: they are dealt out like
+    cards, so that each has its part of the long ones.
+    """
     here = Path(__file__).parent
 
     def turn(item: pytest.Item) -> int:
@@ -60,6 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(folder) if folder in LONG else len(LONG)
 
     items.sort(key=turn)
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [item for first in range(processes) for item in items[first::processes]]
 
 
 def find_program(name: str) -> str | None:

@@ -9,6 +9,7 @@ A step's lines name its run and attempt; `[refund/2] ` is the mark of one trial 
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -50,6 +51,7 @@ class _OneLine(logging.Formatter):
         if os.environ.get("PERDURE_DEBUG") == "1":
             return super().format(record)
         error = record.exc_info[1] if record.exc_info else None
+        record = copy.copy(record)  # other handlers get it as it is
         record.exc_info = record.exc_text = record.stack_info = None
         text = super().format(record)
         if error is not None:

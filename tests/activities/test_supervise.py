@@ -615,12 +615,13 @@ async def test_a_running_process_is_known_by_its_pid(
 
 
 async def test_hundreds_run_at_once_and_none_becomes_a_zombie(tmp_path: Path) -> None:
+    earlier = zombies_of(os.getpid())  # other tests' servers, for example
     supervisor = await Supervisor.start()
     specs = [spec_of(tmp_path, sh(f"echo {n}; exec sleep 0.5")) for n in range(200)]
     ends = await asyncio.gather(*map(supervisor.run, specs))
     assert {ended.exit_code for ended in ends} == {0}
     assert [spec.stdout.read_text() for spec in specs] == [f"{n}\n" for n in range(200)]
-    assert zombies_of(os.getpid()) == []
+    assert set(zombies_of(os.getpid())) <= set(earlier)
     await supervisor.close()
 
 

@@ -166,8 +166,12 @@ async def test_a_service_that_exits_with_3_fails_the_start_with_its_log(
     assert stand.left() == []
 
 
-async def test_a_service_that_ends_soon_after_it_came_up_fails_the_start(stand: Stand) -> None:
+async def test_a_service_that_ends_soon_after_it_came_up_fails_the_start(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C07: at the first look it runs, and has no health check that could tell more."""
+    # What "soon" is: long enough for an engine with much else to do.
+    monkeypatch.setattr("activities.compose._BEGIN_SECONDS", 4.0)
     compose = """
         services:
           app: {image: IMAGE, command: [sh, -c, "echo no config; sleep 0.3; exit 3"]}
