@@ -9,11 +9,12 @@ INSTALL := $(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench soak clean
+.PHONY: help demo test test-long bench soak clean
 
 help:
 	@echo "make demo    run 164 real problems through perdure; again after a kill, it goes on"
-	@echo "make test    linters, types, import arrows and all tests"
+	@echo "make test    linters, types, import arrows and all tests but the long ones"
+	@echo "make test-long   the tests that kill whole suites, hosts and engines for minutes"
 	@echo "make bench   what steps, tasks, leases, rollbacks and jobs cost, against plain Temporal"
 	@echo "make soak    rollbacks by chance: thousands in the model, then on a server, workers killed"
 	@echo "make clean   remove .venv, .demo and caches (runs stay in their state directory)"
@@ -46,7 +47,10 @@ test: $(VENV)/.ready
 	@# Meanwhile one process compiles the tests, or each of pytest's would.
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 & \
 	    $(BIN)/mypy --strict && $(BIN)/lint-imports --no-logo; status=$$?; wait; exit $$status
-	@$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -m "not long" $(PYTEST_ARGS)
+
+test-long: $(VENV)/.ready
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -m long $(PYTEST_ARGS)
 
 bench: $(VENV)/.ready
 	@$(BIN)/python benchmarks/steps.py

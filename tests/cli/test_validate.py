@@ -24,7 +24,7 @@ environments: [shop]
 steps:
   - {id: order, type: exec, environment: shop, service: api, command: ls}
   - {id: aside, type: command, command: "true", uses: [shop], depends_on: [],
-     compensate: {type: await, job: j}}
+     compensate: {type: agent, capability: c}}
   - {id: agent, type: command, command: "true", uses: [], depends_on: [order]}
   - id: check
     type: verify

@@ -30,6 +30,7 @@ LIMITS = [
 ]
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the supervisor's promises hold on Linux"),
 ]

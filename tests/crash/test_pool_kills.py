@@ -19,6 +19,7 @@ from tests.crash.pool_run import PoolRun, pool_run
 TASKS = ("a", "b", "c", "d")
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the supervisor's promises hold on Linux"),
 ]
